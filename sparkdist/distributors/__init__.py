@@ -1,0 +1,1 @@
+"""Thin front doors: each maps an API people know onto `Launcher`."""

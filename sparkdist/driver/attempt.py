@@ -1,0 +1,159 @@
+"""One attempt: the gang is started, watched against the clock, and ended, whatever happens."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from sparkdist import wire
+from sparkdist.driver.board import Board
+from sparkdist.driver.console import Console
+from sparkdist.driver.control import ControlChannel
+from sparkdist.driver.interrupt import keyboard_interrupts
+from sparkdist.errors import TrainingTimeout
+from sparkdist.executor.leader import Row
+from sparkdist.executor.order import Order
+from sparkdist.settings import Settings
+
+_STACKS_TIME = 3.0  # s that agents get to send stacks
+_INTERRUPT_GRACE = 2.0  # s between SIGTERM and SIGKILL after Ctrl-C
+_ROWS_TIME = 2.0  # s that rows get to arrive after the ranks have been ended
+_CANCEL_TIME = 10.0  # s; Spark needs 2 to 4 to kill a Python worker
+_UNREACHABLE = (
+    "no executor can connect to the driver: the run goes on without live logs, start_timeout and stacks of a "
+    "timeout. Set spark.driver.host to an address that executors reach."
+)
+
+
+class Gang(Protocol):
+    """Where ranks run: a barrier job, or the driver."""
+
+    def run(self) -> list[Row]:
+        """Runs the gang to its end."""
+
+    def cancel(self) -> None:
+        """Ends it without its agents' help."""
+
+    def holds_slots(self) -> bool:
+        """Says whether all its tasks are running."""
+
+    def thread(self, target: Callable[[], None]) -> threading.Thread:
+        """Returns the thread to run it in."""
+
+
+def run_attempt(
+    order: Order, settings: Settings, endpoint: tuple[str, str], make_gang: Callable[[Order], Gang]
+) -> Board:
+    """Runs one attempt to its end.
+
+    Args:
+        order: The attempt, but for the control channel.
+        settings: Its time limits.
+        endpoint: The control channel's addresses, to bind and to advertise.
+        make_gang: Makes the gang from the finished order.
+
+    Returns:
+        All that is known of it; `rows` holds a result or the exception of Spark's side.
+
+    Raises:
+        TrainingTimeout: A limit passed.
+        KeyboardInterrupt: Ctrl-C; the ranks have been ended.
+    """
+    board = Board()
+    with ControlChannel(*endpoint, board, Console().write) as channel:
+        order = replace(order, control=channel.address, token=channel.token.hex())
+        gang = make_gang(order)
+        watch = _Watch(order, settings, board, channel, gang)
+        with keyboard_interrupts():
+            watch.start()
+            try:
+                watch.wait()
+            except KeyboardInterrupt:
+                watch.end(_INTERRUPT_GRACE)
+                raise
+            except TrainingTimeout:
+                watch.end(wire.GRACE)
+                raise
+    return board
+
+
+class _Watch:
+    """The waiting side of an attempt."""
+
+    def __init__(
+        self, order: Order, settings: Settings, board: Board, channel: ControlChannel, gang: Gang
+    ) -> None:
+        self._order = order
+        self._settings = settings
+        self._board = board
+        self._channel = channel
+        self._gang = gang
+        self._began = time.monotonic()
+        self._thread = gang.thread(self._run)
+
+    def start(self) -> None:
+        """Starts the gang in a thread of its own: Ctrl-C reaches the one that waits."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            rows = self._gang.run()
+        except BaseException as error:
+            reason = error
+            self._board.note(lambda board: board.rows.set_exception(reason))
+        else:
+            self._board.note(lambda board: board.rows.set_result(rows))
+
+    def wait(self) -> None:
+        """Waits for the gang's rows.
+
+        Raises:
+            TrainingTimeout: `timeout` or `start_timeout` passed.
+        """
+        limits = {"start_timeout": self._settings.start_timeout}
+        if self._settings.timeout is not None:
+            limits["timeout"] = self._settings.timeout
+        size = self._order.world_size
+        self._reach(lambda b: b.rows.done() or bool(b.failed) or len(b.entered) == size, limits)
+        del limits["start_timeout"]
+        self._reach(lambda b: b.rows.done(), limits)
+
+    def _reach(self, reached: Callable[[Board], bool], limits: dict[str, float]) -> None:
+        name, seconds = min(limits.items(), key=lambda limit: limit[1], default=("", None))
+        left = None if seconds is None else max(0.0, self._began + seconds - time.monotonic())
+        if self._board.wait(reached, left) or seconds is None:
+            return
+        if name == "start_timeout" and not self._board.nodes and self._gang.holds_slots():
+            warnings.warn(_UNREACHABLE, stacklevel=2)
+            return
+        raise self._timeout(name, seconds)
+
+    def _timeout(self, setting: str, seconds: float) -> TrainingTimeout:
+        self._channel.ask_stacks()
+        nodes = len(self._board.nodes)
+        self._board.wait(lambda b: b.rows.done() or b.stack_reports >= nodes, _STACKS_TIME)
+        missing = tuple(r for r in range(self._order.world_size) if r not in self._board.entered)
+        return TrainingTimeout(setting, seconds, self._board.stacks, missing, self._phase())
+
+    def _phase(self) -> str:
+        if not self._board.nodes:
+            return "still waiting for slots"
+        entered, size = len(self._board.entered), self._order.world_size
+        return "training" if entered == size else f"starting: {entered} of {size} ranks had entered"
+
+    def end(self, grace: float) -> None:
+        """Ends the gang: by its agents, or by Spark's cancel where they do not answer."""
+        try:
+            self._channel.stop_ranks(grace)
+            patience = grace + _ROWS_TIME if self._board.nodes else 0.0
+            if not self._board.wait(lambda b: b.rows.done(), patience):
+                self._gang.cancel()
+                self._board.wait(lambda b: b.rows.done(), _CANCEL_TIME)
+        except KeyboardInterrupt:  # asked for twice: at once
+            self._channel.stop_ranks(0.0)
+            self._gang.cancel()
+            raise

@@ -1,0 +1,61 @@
+"""The first lines that run in a Spark task: they unpack this package and hand over to it.
+
+Executors need not have sparkdist installed, so this module is pickled by value with the job; it
+may refer to nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def bootstrap(
+    digest: str, package: bytes, order: str, function: bytes, parcel: bytes
+) -> Callable[[Iterable[Any]], Iterable[Any]]:
+    """Returns the function that Spark maps over each partition of the gang's barrier job.
+
+    Args:
+        digest: SHA-256 of `package`.
+        package: A zip of the sparkdist package.
+        order: The `Order` as JSON.
+        function: The pickled function and its arguments.
+        parcel: A zip of what else travels with the job.
+    """
+
+    def run(partition: Iterable[Any]) -> Iterable[Any]:
+        import io
+        import os
+        import sys
+        import tempfile
+        import zipfile
+
+        for _ in partition:
+            pass  # a worker whose task left input unread is not used again
+        base = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+        if not os.access(base, os.W_OK):
+            base = tempfile.gettempdir()
+        root = os.path.join(base, f"sparkdist-{os.geteuid()}-{digest}")
+        if not os.path.isdir(root):
+            fresh = tempfile.mkdtemp(dir=base)
+            zipfile.ZipFile(io.BytesIO(package)).extractall(fresh)
+            try:
+                os.rename(fresh, root)
+            except OSError:  # another task was first
+                import shutil
+
+                shutil.rmtree(fresh)
+        if os.stat(root).st_uid != os.geteuid():
+            raise PermissionError(f"{root} belongs to another user")
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] == "sparkdist" and not str(module.__file__).startswith(root):
+                del sys.modules[name]  # another version, from an earlier run or installed here
+        sys.path.insert(0, root)
+        try:
+            from sparkdist.executor.task import run_task
+
+            return list(run_task(order, function, parcel, root))
+        finally:
+            sys.path.remove(root)
+
+    return run

@@ -1,0 +1,149 @@
+"""The driver's end of the control channel: one socket that every agent of a run connects to.
+
+Stop, failure, the store's port, logs and large outcomes travel here in milliseconds. Frames are
+bytes and JSON from peers that proved to know the run's token; nothing here unpickles.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sparkdist import wire
+from sparkdist.driver.board import Board
+
+_MAX_OUTCOME = 1 << 40  # bytes; what the driver can hold is for its memory to say
+_MAX_STRANGERS = 64  # connections that have not authenticated yet
+
+LogWriter = Callable[[int, bool, bytes], None]
+
+
+class ControlChannel:
+    """Listens for the agents of one attempt and keeps the board up to date.
+
+    Args:
+        bind: Address to listen on.
+        advertise: Address that agents are told.
+        board: Where news is written.
+        write_log: Gets (rank, is_stderr, whole lines).
+    """
+
+    def __init__(self, bind: str, advertise: str, board: Board, write_log: LogWriter) -> None:
+        self.token = secrets.token_bytes(32)
+        self._board = board
+        self._write_log = write_log
+        self._lock = threading.Lock()
+        self._agents: list[socket.socket] = []
+        self._last_words: list[wire.Header] = []  # what an agent that connects late must hear too
+        self._strangers = threading.BoundedSemaphore(_MAX_STRANGERS)
+        self._threads: list[threading.Thread] = []
+        family = socket.getaddrinfo(bind, 0, type=socket.SOCK_STREAM)[0][0]
+        self._listener = socket.create_server((bind, 0), family=family, backlog=1024)
+        self.address = (advertise, int(self._listener.getsockname()[1]))
+        self._start(self._accept)
+
+    def __enter__(self) -> ControlChannel:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Closes every socket and waits for the threads."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for agent in self._agents:
+                _shut(agent)
+        for thread in self._threads:
+            thread.join(timeout=wire.HANDSHAKE_TIMEOUT)
+
+    def stop_ranks(self, grace: float) -> None:
+        """Has every agent, also one that connects later, end its ranks within `grace` seconds."""
+        self._broadcast({"kind": "stop", "grace": grace}, keep=True)
+
+    def ask_stacks(self) -> None:
+        """Asks every connected agent for the stacks of its living ranks."""
+        self._broadcast({"kind": "stacks"})
+
+    def _broadcast(self, header: wire.Header, keep: bool = False) -> None:
+        with self._lock:
+            if keep:
+                self._last_words.append(header)
+            for agent in self._agents:
+                _tell(agent, header)
+
+    def _start(self, target: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=target, args=args, name="sparkdist-control", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                conn, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._strangers.acquire(blocking=False):
+                self._start(self._serve, conn)
+            else:
+                conn.close()
+
+    def _serve(self, conn: socket.socket) -> None:
+        with conn:
+            try:
+                try:
+                    conn.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    wire.prove_as_server(conn, self.token)
+                finally:
+                    self._strangers.release()
+                with self._lock:
+                    self._agents.append(conn)
+                    for header in self._last_words:
+                        _tell(conn, header)
+                while frame := wire.receive(conn, _MAX_OUTCOME):
+                    self._take(*frame)
+            except (OSError, ValueError):
+                pass  # a stranger, or an agent that is gone; what became of its ranks comes as rows
+            finally:
+                with self._lock:
+                    if conn in self._agents:
+                        self._agents.remove(conn)
+
+    def _take(self, header: wire.Header, body: bytearray) -> None:
+        kind = header["kind"]
+        if kind == "log":
+            self._write_log(header["rank"], header["stderr"], bytes(body))
+        elif kind == "hello":
+            self._board.note(lambda board: board.nodes.__setitem__(header["node"], time.monotonic()))
+        elif kind == "store":
+            self._broadcast(header, keep=True)
+        elif kind == "entered":
+            self._board.note(lambda board: board.entered.__setitem__(header["rank"], time.monotonic()))
+        elif kind == "returned":
+            self._board.note(lambda board: board.returned.__setitem__(header["rank"], time.monotonic()))
+        elif kind == "failed":
+            self._board.note(lambda board: board.failed.append(header["rank"]))
+            self.stop_ranks(wire.GRACE)
+        elif kind == "broken":
+            self.stop_ranks(0.0)
+        elif kind == "outcome":
+            self._board.note(lambda board: board.outcomes.__setitem__(header["rank"], body))
+        elif kind == "stacks":
+            stacks = {int(rank): text for rank, text in header["stacks"].items()}
+            self._board.note(lambda board: board.add_stacks(stacks))
+
+
+def _tell(agent: socket.socket, header: wire.Header) -> None:
+    try:
+        wire.send(agent, header)
+    except OSError:
+        pass  # it is gone, and its task will say so
+
+
+def _shut(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass

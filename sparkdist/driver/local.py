@@ -1,0 +1,81 @@
+"""A run on the driver itself: the same agent and ranks, without Spark."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+from sparkdist.executor.leader import Row, Site, lead
+from sparkdist.executor.order import Order
+from sparkdist.executor.topology import Node
+
+
+class LocalRun:
+    """One attempt on the driver."""
+
+    def __init__(self, order: Order, function: bytes, parcel: bytes, environ: Mapping[str, str]) -> None:
+        self._order = order
+        self._function = function
+        self._parcel = parcel
+        self._environ = environ
+        self._agent: socket.socket | None = None
+
+    def run(self) -> list[Row]:
+        """Runs the ranks to their end and returns their rows; to be called in a thread of its own.
+
+        Raises:
+            NodeError: The ranks could not be started.
+        """
+        node = Node(0, 1, (0,), 0, self._order.world_size)
+        rows = lead(self._order, node, self._site(), self._function, self._parcel, self._connected)
+        return [*rows, ({"kind": "task", "partition": 0}, b"")]
+
+    def _site(self) -> Site:
+        return Site(
+            root=str(Path(__file__).absolute().parents[2]),
+            base=_folder(os.getpid()),
+            parent=os.getpid(),
+            sys_path=tuple(os.path.abspath(entry) for entry in sys.path),
+            cwd=os.getcwd(),
+            environ=dict(self._environ),
+        )
+
+    def _connected(self, agent: socket.socket) -> None:
+        self._agent = agent
+
+    def cancel(self) -> None:
+        """Ends the agent, and with it the ranks, at once."""
+        if self._agent:
+            try:
+                self._agent.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it has ended by itself
+
+    def holds_slots(self) -> bool:
+        """Says that there is nothing to wait for on the driver."""
+        return True
+
+    def thread(self, target: Callable[[], None]) -> threading.Thread:
+        """Returns a plain thread."""
+        return threading.Thread(target=target, name="sparkdist-run", daemon=True)
+
+
+@cache
+def _folder(pid: int) -> Path:
+    """Returns this process's folder for forkservers; they end when it is gone."""
+    folder = tempfile.mkdtemp(prefix=f"sparkdist-{pid}-")
+    atexit.register(_remove, folder, pid)
+    return Path(folder)
+
+
+def _remove(folder: str, pid: int) -> None:
+    if os.getpid() == pid:  # not in a fork of the driver
+        shutil.rmtree(folder, ignore_errors=True)

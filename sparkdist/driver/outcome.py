@@ -1,0 +1,126 @@
+"""From a finished attempt to results, or to the error that tells what really went wrong."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from sparkdist import values, wire
+from sparkdist.driver.board import Board
+from sparkdist.errors import Failure, PreflightError, ResultError, TrainingFailed
+from sparkdist.executor.leader import Row
+from sparkdist.executor.order import NodeError, Order
+from sparkdist.results import RankResult
+
+
+def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
+    """Returns every rank's result, in rank order.
+
+    Raises:
+        TrainingFailed: Ranks failed, or Spark lost them.
+        ResultError: A value could not be brought here.
+        PreflightError: A node could not start its ranks.
+    """
+    try:
+        rows = board.rows.result()
+    except NodeError as error:
+        raise PreflightError(str(error)) from None
+    except Exception as error:
+        raise _lost(order, f"the Spark job ended: {_first_line(error)}") from error
+    for header, _ in rows:
+        if header["kind"] == "error":
+            raise PreflightError(header["message"])
+    tasks = sum(header["kind"] == "task" for header, _ in rows)
+    if tasks != order.tasks:
+        raise _lost(order, f"only {tasks} of {order.tasks} Spark tasks reported")
+    ranks = sorted((row for row in rows if "rank" in row[0]), key=lambda row: row[0]["rank"])
+    failures = _failures(ranks, board.failed)
+    if failures:
+        raise TrainingFailed(failures, order.run_id)
+    if any(header["kind"] == "stopped" for header, _ in ranks) or len(ranks) != order.world_size:
+        raise _lost(order, "the ranks were stopped from outside")
+    return tuple(_result(header, blob, board) for header, blob in ranks)
+
+
+def _lost(order: Order, message: str) -> TrainingFailed:
+    ranks = range(order.world_size)
+    failures = {rank: Failure(rank=rank, kind="lost", order=rank, message=message) for rank in ranks}
+    return TrainingFailed(failures, order.run_id)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = values.safe_text(error).strip().splitlines()
+    return next((line for line in lines if "Exception" in line or "rror" in line), lines[0] if lines else "")
+
+
+def _failures(rows: list[Row], told: list[int]) -> dict[int, Failure]:
+    """Makes the failures, the first in time first.
+
+    The order in which agents told of failures counts before the times they name: clocks of hosts
+    differ. A value that does not pickle is not a failure of the training and comes after all.
+    """
+    failed = [row for row in rows if row[0]["kind"] not in ("returned", "stopped", "unpicklable")]
+    failed.sort(key=lambda row: _place_in_time(row[0], told))
+    return {header["rank"]: _failure(header, blob, place) for place, (header, blob) in enumerate(failed)}
+
+
+def _place_in_time(header: wire.Header, told: list[int]) -> tuple[int, float]:
+    rank = header["rank"]
+    return (told.index(rank) if rank in told else len(told)), header.get("failed_at", 0.0)
+
+
+def _failure(header: wire.Header, blob: bytes, place: int) -> Failure:
+    common: dict[str, Any] = {
+        "rank": header["rank"],
+        "order": place,
+        "hint": header.get("hint", ""),
+        "log_tail": tuple(header.get("log_tail", ())),
+    }
+    kind = header["kind"]
+    if kind == "raised":
+        return Failure(
+            kind="exception",
+            type_name=header["type_name"],
+            message=header["message"],
+            traceback=header["traceback"],
+            exception=values.load_exception(blob, header["type_name"]),
+            **common,
+        )
+    message = header.get("message") or header.get("own_error", "")
+    if kind == "exited":
+        return Failure(kind="exit", exit_code=header["code"], message=message, **common)
+    if kind == "signal":
+        return Failure(kind="signal", signal=header["signal"], message=message, **common)
+    return Failure(kind="lost", message=message, **common)
+
+
+def _result(header: wire.Header, blob: bytes, board: Board) -> RankResult:
+    rank, type_name = header["rank"], header["type_name"]
+    if header["kind"] == "unpicklable":
+        raise ResultError(rank, type_name, header["message"])
+    data: bytes | bytearray = blob
+    if "sha256" in header:
+        data = _large(header, board)
+    try:
+        value = values.loads(data) if data else None
+    except Exception as error:
+        reason = f"does not unpickle on the driver ({type(error).__name__}: {values.safe_text(error)})"
+        raise ResultError(rank, type_name, reason) from error
+    return RankResult(
+        rank=rank, value=value, host=header["host"], node=header["node"], seconds=header["seconds"]
+    )
+
+
+def _large(header: wire.Header, board: Board) -> bytearray:
+    """Takes an outcome that came over the control channel, if it is the one that the row names."""
+    rank = header["rank"]
+    data = board.outcomes.pop(rank, None)
+    if data is not None and hashlib.sha256(data).hexdigest() == header["sha256"]:
+        return data
+    raise ResultError(
+        rank,
+        header["type_name"],
+        f"has {header['size']} bytes pickled; what is over {wire.ROW_LIMIT} bytes travels over the control "
+        "channel, which could not be used. Write it to storage and return its path, or set "
+        "spark.driver.host to an address that executors reach.",
+    )

@@ -1,0 +1,53 @@
+"""The Spark session a run uses, or that there is none."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from sparkdist.errors import PreflightError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def choose(local_mode: bool | None, given: SparkSession | None) -> SparkSession | None:
+    """Returns the session whose tasks will hold the ranks, or None for ranks on the driver.
+
+    Args:
+        local_mode: True for the driver, False for Spark, None for Spark where a session is active.
+        given: The session from the settings.
+
+    Raises:
+        PreflightError: Spark was asked for and no usable session is there.
+    """
+    if local_mode:
+        return None
+    session = given or _active()
+    if session is None:
+        if local_mode is None:
+            return None
+        raise PreflightError(
+            "local_mode=False needs a Spark session, and none is active. Start one with "
+            "SparkSession.builder.getOrCreate(), or pass spark=, or train on the driver with local_mode=True."
+        )
+    if type(session).__module__.startswith("pyspark.sql.connect"):
+        raise PreflightError(
+            "this is a Spark Connect session, which this version does not run on yet; use a classic "
+            "session (SparkSession.builder.master(...)) or local_mode=True"
+        )
+    if session.sparkContext._jsc is None:
+        raise PreflightError("the Spark session has been stopped; start a new one")
+    return session
+
+
+def _active() -> SparkSession | None:
+    if "pyspark.sql" not in sys.modules:
+        return None  # nobody can have started one
+    from pyspark.sql import SparkSession
+
+    # The first is the thread's own; a thread that has none sees the application's.
+    session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
+    if session is not None and session.sparkContext._jsc is None:
+        return None  # stopped, and so not active
+    return session

@@ -1,0 +1,1 @@
+"""What runs in a Spark task and below it: task, forkserver, agent, ranks."""

@@ -1,0 +1,266 @@
+"""The agent: one per node and attempt. It starts, watches and ends the node's ranks.
+
+A single-threaded loop over pidfds, pipes, the socket to the task and the link to the driver; it
+calls no framework. When the task's socket ends, the task is gone, and everything here is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sparkdist import wire
+from sparkdist.executor import process
+from sparkdist.executor.link import Link, dial
+from sparkdist.executor.logs import LogPump
+from sparkdist.executor.order import NodeError, Order
+from sparkdist.executor.ranks import RETURNED, Rank
+from sparkdist.executor.staff import Staff
+from sparkdist.executor.topology import Node
+
+_STACK_TIME = 1.0  # s that ranks get to print their stacks
+_PULSE = 0.05  # s between looks while something is being waited for that sends no event
+_PARCEL_LIMIT = 4 << 30  # bytes
+
+
+def run_agent(conn: socket.socket, folder: Path | None, library_fds: set[int]) -> None:
+    """Serves one run on this node.
+
+    Args:
+        conn: The socket to the task, which sends the order and gets the outcomes.
+        folder: Where this run's files go; made here, removed by the forkserver.
+        library_fds: Descriptors that imported libraries opened; ranks keep them.
+    """
+    process.become_subreaper()
+    try:
+        wire.send(conn, {"kind": "started"})
+        message = wire.receive(conn, max_body=0)
+        function = wire.receive(conn, max_body=_PARCEL_LIMIT)
+        parcel = wire.receive(conn, max_body=_PARCEL_LIMIT)
+        if message is None or function is None or parcel is None:
+            return
+        agent = Agent(conn, message[0], folder)
+        agent.staff.prepare(bytes(function[1]), bytes(parcel[1]), library_fds)
+        agent.run()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the task is gone
+    except NodeError as error:
+        wire.send(conn, {"kind": "error", "message": str(error)})
+    except BaseException:
+        wire.send(conn, {"kind": "error", "message": f"the agent failed:\n{traceback.format_exc()}"})
+    finally:
+        process.end_descendants()
+
+
+class Agent:
+    """The loop over one node's ranks."""
+
+    def __init__(self, conn: socket.socket, message: dict[str, Any], folder: Path | None) -> None:
+        self.order = Order.from_json(message["order"])
+        self.node = Node(**message["node"])
+        self._is_script = self.order.script is not None
+        self._conn = conn
+        self._link = Link(dial(self.order))
+        self.staff = Staff(self.order, self.node, message, folder)
+        self._pumps = {rank.rank: LogPump(rank.rank, self._emitter(rank.rank)) for rank in self.staff.ranks}
+        self._selector = selectors.DefaultSelector()
+        self._kill_at: float | None = None
+        self._dump_until: float | None = None
+        self._memory_kills = process.memory_kills()
+
+    def _emitter(self, rank: int) -> Callable[[int, bool, bytes], None] | None:
+        wanted = self.order.logs == "all" or (self.order.logs == "rank0" and rank == 0)
+        return self._link.send_log if wanted else None
+
+    def run(self) -> None:
+        """Runs the ranks to their end and reports to the task."""
+        self._link.send({"kind": "hello", "node": self.node.index, "host": socket.gethostname()})
+        self._watch(self._conn, self._task_spoke)
+        if self._link.sock:
+            self._watch(self._link.sock, self._driver_spoke)
+        self.staff.park()
+        meeting_point = self.staff.open_store()
+        if meeting_point:
+            address, port = meeting_point
+            self._link.send({"kind": "store", "address": address, "port": port})
+            self._start_ranks(address, port)
+        elif not self._link.up:
+            raise NodeError(f"node {self.node.index} cannot reach the driver at {self.order.control}")
+        while self.staff.busy():
+            self._turn()
+        self._finish()
+
+    def _start_ranks(self, address: str, port: int) -> None:
+        if self.staff.started:
+            return
+        self.staff.start(address, port)
+        for rank in self.staff.ranks:
+            self._watch(rank.pipes.events, self._rank_spoke, rank)
+            self._watch(rank.pipes.stdout, self._rank_printed, rank, False)
+            self._watch(rank.pipes.stderr, self._rank_printed, rank, True)
+            if rank.pid:
+                self._watch(rank.pidfd, self._rank_ended, rank, rank.pidfd)
+        if self.staff.launcher:
+            self._watch(self.staff.launcher.pidfd, self._launcher_ended)
+
+    def _watch(self, thing: Any, action: Callable[..., None], *args: Any) -> None:
+        self._selector.register(thing, selectors.EVENT_READ, (action, args))
+
+    def _forget(self, thing: Any) -> None:
+        try:
+            self._selector.unregister(thing)
+        except (KeyError, ValueError):
+            pass  # unwatched already, or closed
+
+    def _turn(self) -> None:
+        waiting = self._link.pending or self._kill_at or self._dump_until
+        ready = self._selector.select(_PULSE if waiting else None)
+        # Deaths first: a killed rank's peers fail within a moment of it, and it is the cause.
+        ready.sort(key=lambda item: item[0].data[0] != self._rank_ended)
+        for key, _ in ready:
+            action, args = key.data
+            action(*args)
+        self._link.push()
+        now = time.monotonic()
+        if self._kill_at and now > self._kill_at:
+            self.staff.signal(signal.SIGKILL)
+        if self._dump_until and (now > self._dump_until or self.staff.stacks_printed()):
+            self._dump_until = None
+            stacks = {rank.rank: rank.read_stacks() for rank in self.staff.living()}
+            self._link.send({"kind": "stacks", "stacks": stacks})
+
+    def _task_spoke(self) -> None:
+        # A task says nothing after its order: this is its end.
+        if not self._conn.recv(1):
+            raise ConnectionResetError
+
+    def _driver_spoke(self) -> None:
+        for header in self._link.receive():
+            if header["kind"] == "store":
+                self._start_ranks(header["address"], header["port"])
+            elif header["kind"] == "stop":
+                self.stop(header["grace"])
+            elif header["kind"] == "stacks":
+                self.staff.ask_stacks()
+                self._dump_until = time.monotonic() + _STACK_TIME
+        if not self._link.up:
+            self._forget(self._link.sock)
+
+    def stop(self, grace: float = wire.GRACE) -> None:
+        """Asks every living rank to end, and kills it after `grace` seconds."""
+        if self._kill_at is None and grace > 0:
+            self.staff.signal(signal.SIGTERM)
+        deadline = time.monotonic() + grace
+        self._kill_at = min(self._kill_at or deadline, deadline)
+
+    def _rank_spoke(self, rank: Rank) -> None:
+        try:
+            data = os.read(rank.pipes.events, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            self._forget(rank.pipes.events)
+        for header, _ in rank.frames.feed(data):
+            pid = rank.pid
+            rank.take_event(header)
+            if rank.pid != pid and rank.pidfd >= 0:
+                self._watch(rank.pidfd, self._rank_ended, rank, rank.pidfd)
+            if header["kind"] == "entered":
+                self._link.send({"kind": "entered", "rank": rank.rank})
+            elif header["kind"] in RETURNED:
+                self._link.send({"kind": "returned", "rank": rank.rank})
+            else:
+                self._failed(rank)
+
+    def _failed(self, rank: Rank) -> None:
+        """Notes a failure; the gang lives and dies together, unless a launcher decides about it."""
+        if self._kill_at or rank.failed_at:
+            return  # what a rank does once it was asked to stop is no failure of its own
+        now = time.monotonic()
+        self.staff.blame_the_dying(now)
+        rank.fail(now + 1e-6)  # a peer that is just dying came first
+        if self.staff.framework.whole_node:
+            return
+        for failed in sorted(self.staff.ranks, key=lambda rank: rank.failed_at):
+            if failed.failed_at:
+                self._link.send({"kind": "failed", "rank": failed.rank})
+        self.stop()
+
+    def _rank_printed(self, rank: Rank, is_stderr: bool) -> None:
+        fd = rank.pipes.stderr if is_stderr else rank.pipes.stdout
+        if not self._pumps[rank.rank].pump(fd, is_stderr) and not rank.alive:
+            self._forget(fd)
+
+    def _rank_ended(self, rank: Rank, pidfd: int) -> None:
+        self._forget(pidfd)
+        if self.staff.framework.whole_node:
+            if rank.left is None and rank.pidfd == pidfd:
+                self._failed(rank)
+            return  # its launcher reaps it, and may start it again
+        self._drain(rank)
+        rank.reap()
+        if not rank.succeeded(self._is_script):
+            self._failed(rank)
+
+    def _drain(self, rank: Rank) -> None:
+        self._rank_spoke(rank)
+        for fd in (rank.pipes.events, rank.pipes.stdout, rank.pipes.stderr):
+            self._forget(fd)
+        self._pumps[rank.rank].finish({False: rank.pipes.stdout, True: rank.pipes.stderr})
+
+    def _launcher_ended(self) -> None:
+        launcher = self.staff.launcher
+        assert launcher
+        self._forget(launcher.pidfd)
+        codes = launcher.reap()
+        if launcher.exit_code and not self._kill_at and not any(rank.entered for rank in self.staff.ranks):
+            self._drain(self.staff.ranks[0])
+            tail = "\n".join(self._pumps[self.staff.ranks[0].rank].tail())
+            raise NodeError(f"{self.order.launcher} {launcher.end} before any rank started:\n{tail}")
+        for local, rank in enumerate(self.staff.ranks):
+            self._drain(rank)
+            rank.alive = False
+            rank.exit_code = codes.get(local, None if launcher.exit_code else 0)
+            if (
+                launcher.exit_code
+                and local not in codes
+                and not (rank.left and rank.left["kind"] not in RETURNED)
+            ):
+                rank.failed_at = 0.0  # stopped by the launcher for a peer's sake
+            elif not rank.succeeded(self._is_script):
+                self._failed(rank)
+
+    def _finish(self) -> None:
+        """Ends what ranks left behind, sends large outcomes to the driver and the rest to the task."""
+        process.end_descendants()
+        oom = process.memory_kills() > self._memory_kills
+        rows, blobs = [], []
+        for rank in self.staff.ranks:
+            row = self._row(rank)
+            if row.get("signal") == "SIGKILL" and oom:
+                row["hint"] = "out of memory: the kernel's limit for this container killed a process"
+            size = row["size"] = rank.outcome_size()
+            if size > wire.ROW_LIMIT:
+                row["sha256"] = self._link.send_outcome(rank.rank, rank.pipes.outcome, size)
+            else:
+                blobs.append(rank.read_outcome())
+            rows.append(row)
+        self._link.close()
+        wire.send(self._conn, {"kind": "done", "rows": rows}, b"".join(blobs))
+
+    def _row(self, rank: Rank) -> dict[str, Any]:
+        """Returns what the driver is told of an ended rank, but for its outcome's bytes."""
+        row = rank.verdict(self._is_script)
+        row |= {"rank": rank.rank, "node": self.node.index, "host": socket.gethostname()}
+        if row["kind"] not in (*RETURNED, "stopped"):
+            row["log_tail"] = self._pumps[rank.rank].tail()
+            row["own_error"] = self.staff.own_error(rank)
+            row["failed_at"] = time.time() - (time.monotonic() - rank.failed_at)
+        return row

@@ -1,0 +1,190 @@
+"""The forkserver: imports the framework once, then forks an agent for each run.
+
+`warm.py` starts it. It ends with its parent, with its folder, or when idle for too long.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from sparkdist import wire
+from sparkdist.executor import process
+from sparkdist.executor.agent import run_agent
+from sparkdist.executor.warm import START, locked
+
+_WATCH_INTERVAL = 1.0  # s between looks at whether the folder is still there
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+
+
+def main() -> NoReturn:
+    """What a forkserver's process does, from its arguments on the command line."""
+    arguments = json.loads(sys.argv[2])
+    process.become_subreaper()
+    problem = _import(arguments["preload"])
+    if not problem and arguments["preload"] and not _safe_to_fork():
+        # Start over without the imports; ranks then import by themselves: slower, but sound.
+        arguments["preload"] = []
+        os.set_inheritable(arguments["fd"], True)
+        os.execv(sys.executable, [sys.executable, "-c", START, sys.argv[1], json.dumps(arguments)])
+    sock = socket.socket(fileno=arguments["fd"])
+    library_fds = _open_fds() - {sock.fileno()}
+    folder = Path(arguments["folder"]) if arguments["folder"] else None
+    server = _Server(sock, folder, arguments["parent"], arguments["idle_timeout"], problem, library_fds)
+    server.serve()
+    os._exit(0)
+
+
+def _import(modules: list[str]) -> str:
+    """Imports modules; returns why that failed, or ""."""
+    for module in modules:
+        try:
+            import_module(module)
+        except BaseException as error:
+            return (
+                f"import {module} failed in {sys.executable}: {type(error).__name__}: {error}. Install it "
+                "there, or have Spark use a Python that has it (PYSPARK_PYTHON or spark.pyspark.python)"
+            )
+    return ""
+
+
+def _safe_to_fork() -> bool:
+    if len(os.listdir("/proc/self/task")) > 1:
+        return False
+    return not any(os.readlink(f"/proc/self/fd/{fd}").startswith(_DEVICES) for fd in _open_fds())
+
+
+def _open_fds() -> set[int]:
+    listed = {int(name) for name in os.listdir("/proc/self/fd")}
+    return {fd for fd in listed if os.path.lexists(f"/proc/self/fd/{fd}")}  # not the listing's own
+
+
+class _Server:
+    """Accepts connections, forks an agent for each, and buries what agents leave behind."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        folder: Path | None,
+        parent: list[int],
+        idle_timeout: float,
+        problem: str,
+        library_fds: set[int],
+    ) -> None:
+        self._sock = sock
+        self._folder = folder
+        self._idle_timeout = idle_timeout
+        self._problem = problem
+        self._library_fds = library_fds  # opened by imports; ranks keep them
+        self._agents: dict[int, int] = {}  # pidfd -> pid
+        self._idle_since = time.monotonic()
+        self._poll = select.poll()
+        self._parent = self._watch_parent(*parent)
+        if folder:
+            sock.setblocking(False)
+            self._poll.register(sock, select.POLLIN)
+
+    def _watch_parent(self, pid: int, started: int) -> int:
+        try:
+            fd = os.pidfd_open(pid)
+            if process.start_time(pid) != started:
+                raise ProcessLookupError
+        except OSError:
+            os._exit(0)  # it ended while we were starting
+        self._poll.register(fd, select.POLLIN)
+        return fd
+
+    def serve(self) -> None:
+        """Serves until the parent or the folder is gone, or nothing came for too long."""
+        if self._folder is None:
+            self._fork_agent(self._sock)
+        while self._folder or self._agents:
+            for fd, _ in self._poll.poll(_WATCH_INTERVAL * 1000):
+                if fd == self._parent:
+                    self._end()
+                elif fd in self._agents:
+                    self._bury(fd)
+                else:
+                    self._accept()
+            if self._folder and not self._folder.exists():
+                self._end()
+            if not self._agents and time.monotonic() - self._idle_since > self._idle_timeout:
+                self._retire()
+
+    def _accept(self) -> None:
+        try:
+            conn, _ = self._sock.accept()
+        except BlockingIOError:
+            return
+        conn.setblocking(True)
+        peer = conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", peer)[1] != os.geteuid():
+            conn.close()
+            return
+        self._fork_agent(conn)
+
+    def _fork_agent(self, conn: socket.socket) -> None:
+        if self._problem:
+            wire.send(conn, {"kind": "error", "message": self._problem})
+            self._end()  # what is missing may be installed before the next run asks
+        pid = os.fork()
+        if pid == 0:
+            self._become_agent(conn)
+        conn.close()
+        fd = os.pidfd_open(pid)
+        self._agents[fd] = pid
+        self._poll.register(fd, select.POLLIN)
+
+    def _become_agent(self, conn: socket.socket) -> NoReturn:
+        try:
+            for fd in (self._parent, *self._agents):
+                os.close(fd)
+            if self._folder:
+                self._sock.close()
+            run_agent(conn, self._run_folder(os.getpid()), self._library_fds)
+        finally:
+            os._exit(0)
+
+    def _run_folder(self, agent: int) -> Path | None:
+        return self._folder / f"run-{agent}" if self._folder else None
+
+    def _bury(self, fd: int) -> None:
+        """Reaps an agent, then kills and removes whatever of its run is left."""
+        agent = self._agents.pop(fd)
+        self._poll.unregister(fd)
+        os.close(fd)
+        os.waitpid(agent, 0)
+        alive = set(self._agents.values())
+        process.end_descendants(spare=alive.__contains__)
+        folder = self._run_folder(agent)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._idle_since = time.monotonic()
+
+    def _retire(self) -> None:
+        """Ends an idle server, unless somebody is just connecting."""
+        assert self._folder
+        try:
+            with locked(self._folder, block=False):
+                if not select.select([self._sock], [], [], 0)[0]:
+                    self._end()
+        except BlockingIOError:
+            return
+
+    def _end(self) -> NoReturn:
+        for agent in self._agents.values():
+            os.kill(agent, signal.SIGKILL)
+        process.end_descendants()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(0)

@@ -1,0 +1,140 @@
+"""How a task, or the driver itself, has one node's ranks run: through the forkserver, by an agent."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from sparkdist import wire
+from sparkdist.executor import warm
+from sparkdist.executor.order import NodeError, Order
+from sparkdist.executor.topology import Node
+from sparkdist.frameworks import resolve
+
+Row = tuple[dict[str, Any], bytes]
+
+# Spark's own secrets, and the sockets they open: no rank needs them.
+_SECRETS = re.compile(
+    r"SECRET|^_PYSPARK|^PYSPARK_GATEWAY|^PYTHON_WORKER_FACTORY|^PYTHON_UNIX_DOMAIN|^_SPARK_AUTH"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What a node's process says of itself.
+
+    Attributes:
+        root: Folder that holds the sparkdist package that ranks use.
+        base: Folder for the forkservers' own folders.
+        parent: Pid of the process that forkservers end with.
+        sys_path: Where ranks look for modules.
+        cwd: Where they start.
+        environ: Variables that ranks get beyond this process's own.
+    """
+
+    root: str
+    base: Path
+    parent: int
+    sys_path: tuple[str, ...]
+    cwd: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def lead(
+    order: Order,
+    node: Node,
+    site: Site,
+    function: bytes,
+    parcel: bytes,
+    on_connected: Callable[[socket.socket], None] = lambda conn: None,
+) -> list[Row]:
+    """Runs one node's ranks and returns a row for each: what became of it, and its outcome's bytes.
+
+    Args:
+        order: The attempt.
+        node: This node's part of it.
+        site: This process.
+        function: The pickled function and its arguments; empty for a script.
+        parcel: A zip of the code and files that travel with the job; may be empty.
+        on_connected: Gets the agent's socket; whoever shuts it down ends the agent and its ranks.
+
+    Raises:
+        NodeError: The ranks could not be started, or their agent was lost.
+    """
+    environ = {name: value for name, value in os.environ.items() if not _SECRETS.search(name)}
+    conn = _connect(order, site, environ)
+    with conn:
+        on_connected(conn)
+        message = {
+            "order": order.to_json(),
+            "node": asdict(node),
+            "environ": {**environ, **site.environ},
+            "sys_path": site.sys_path,
+            "cwd": site.cwd,
+            "root": site.root,
+        }
+        try:
+            wire.send(conn, message)
+            wire.send(conn, {"kind": "function"}, function)
+            wire.send(conn, {"kind": "parcel"}, parcel)
+            answer = wire.receive(conn, max_body=node.size * wire.ROW_LIMIT)
+        except OSError:
+            answer = None
+    if answer is None:
+        return [_lost(rank, node) for rank in range(node.first_rank, node.first_rank + node.size)]
+    header, body = answer
+    if header["kind"] == "error":
+        raise NodeError(header["message"])
+    return list(_rows(header["rows"], bytes(body)))
+
+
+def _connect(order: Order, site: Site, environ: Mapping[str, str]) -> socket.socket:
+    framework = resolve(order.framework, order.launcher)
+    start_env = {**environ, **order.env}
+    kind = warm.Kind(
+        root=site.root,
+        preload=("pyspark.cloudpickle", *framework.preload),
+        distribution=framework.distribution,
+        environ={
+            name: value
+            for name, value in start_env.items()
+            if any(fnmatchcase(name, pattern) for pattern in framework.start_env)
+        },
+        parent=site.parent,
+        idle_timeout=order.idle_timeout,
+    )
+    for _ in range(2):  # a server may be killed, or end, just as we connect
+        conn = warm.connect(kind, site.base, environ)
+        try:
+            answer = wire.receive(conn, max_body=0)
+        except OSError:
+            answer = None
+        if answer is not None:
+            break
+        conn.close()
+    else:
+        raise NodeError("the forkserver ended before it could fork an agent, twice")
+    if answer[0]["kind"] == "error":
+        conn.close()
+        raise NodeError(answer[0]["message"])
+    return conn
+
+
+def _rows(headers: list[dict[str, Any]], body: bytes) -> list[Row]:
+    rows, offset = [], 0
+    for header in headers:
+        size = 0 if "sha256" in header else header["size"]
+        rows.append((header, body[offset : offset + size]))
+        offset += size
+    return rows
+
+
+def _lost(rank: int, node: Node) -> Row:
+    header = {"kind": "lost", "rank": rank, "node": node.index, "host": socket.gethostname()}
+    return header | {"message": "its agent was killed", "size": 0}, b""

@@ -1,0 +1,62 @@
+"""Ranks' output on its way to the driver: whole lines, a bounded amount, and each rank's last ones."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+
+_CHUNK = 1 << 16
+_LINE_LIMIT = 1 << 16  # bytes; a longer line is passed on in pieces
+_TAIL = 100  # lines kept per rank for its failure
+_TAIL_LINE = 2000  # bytes of a line that are kept there
+
+
+class LogPump:
+    """Reads one rank's stdout and stderr and hands on whole lines.
+
+    Args:
+        rank: The rank.
+        emit: Called with (rank, is_stderr, data) for data that ends where a line does; None if
+            nobody wants them.
+    """
+
+    def __init__(self, rank: int, emit: Callable[[int, bool, bytes], None] | None) -> None:
+        self._rank = rank
+        self._emit = emit
+        self._partial = {False: b"", True: b""}
+        self._tail: deque[bytes] = deque(maxlen=_TAIL)
+
+    def pump(self, fd: int, is_stderr: bool) -> bool:
+        """Reads once what is there; returns False when nothing more will come, or comes now."""
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            return False
+        whole, newline, rest = (self._partial[is_stderr] + data).rpartition(b"\n")
+        if len(rest) > _LINE_LIMIT:
+            whole, newline, rest = whole + newline + rest, b"\n", b""
+        self._partial[is_stderr] = rest
+        if newline:
+            self._pass(is_stderr, whole + newline)
+        return True
+
+    def finish(self, fds: dict[bool, int]) -> None:
+        """Reads what is left in the pipes, and passes on a last line that has no end."""
+        for is_stderr, fd in fds.items():
+            while self.pump(fd, is_stderr):
+                pass
+            if self._partial[is_stderr]:
+                self._pass(is_stderr, self._partial[is_stderr] + b"\n")
+                self._partial[is_stderr] = b""
+
+    def _pass(self, is_stderr: bool, data: bytes) -> None:
+        self._tail.extend(line[:_TAIL_LINE] for line in data.splitlines()[-_TAIL:])
+        if self._emit:
+            self._emit(self._rank, is_stderr, data)
+
+    def tail(self) -> list[str]:
+        """Returns the last lines, stdout and stderr as they came."""
+        return [line.decode(errors="backslashreplace") for line in self._tail]

@@ -1,0 +1,65 @@
+"""The order: what the driver tells the executors about one attempt of a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+from sparkdist.errors import SparkdistError
+
+
+class NodeError(SparkdistError, RuntimeError):
+    """A node could not start its ranks; the driver turns it into a `PreflightError`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One attempt of a run, as data.
+
+    Attributes:
+        run_id: The run.
+        attempt: 0 for the first try.
+        framework: Name of the plug-in, with `launcher`.
+        launcher: `"fast"` or a launcher of the framework's own.
+        launcher_args: That launcher's options.
+        world_size: Ranks in the gang.
+        tasks: Spark tasks in the gang; 1 on the driver.
+        processes_per_task: Ranks in one task; the last task may hold fewer.
+        script: The script's path and its arguments; None for a function. A relative path is
+            inside the parcel.
+        env: What `env` and `forward_env` set, already merged.
+        threads: Cores for each rank.
+        control: Where the driver's control channel listens, or None.
+        token: Proves to the control channel that an agent belongs to this run.
+        logs: Which ranks' lines go to the driver: `"all"`, `"rank0"` or `"none"`.
+        idle_timeout: Seconds without a run after which a forkserver ends.
+    """
+
+    run_id: str
+    attempt: int
+    framework: str
+    launcher: str
+    launcher_args: tuple[str, ...]
+    world_size: int
+    tasks: int
+    processes_per_task: int
+    script: tuple[str, ...] | None
+    env: dict[str, str] = field(repr=False)
+    threads: int
+    control: tuple[str, int] | None
+    token: str = field(repr=False)
+    logs: str
+    idle_timeout: float
+
+    def to_json(self) -> str:
+        """Returns the order as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Order:
+        """Makes the order that `to_json` wrote."""
+        fields = json.loads(text)
+        for name in ("launcher_args", "script", "control"):
+            if fields[name] is not None:
+                fields[name] = tuple(fields[name])
+        return cls(**fields)

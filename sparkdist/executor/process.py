@@ -1,0 +1,199 @@
+"""Processes as Linux sees them: parentage, descendants, and how to end a whole tree.
+
+Groups and sessions are not enough to find a run's processes, since any of them may call setsid;
+parentage is. Agent and forkserver are child subreapers, so whoever loses its parent below them
+becomes their child.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 0x4
+_KILL_TIME = 5.0  # s after which a process that SIGKILL does not end (a dead disk, say) is given up
+_HELPER_GRACE = 1.0  # s that shared-memory helpers get to clean /dev/shm once their users are dead
+_HELPERS = (b"resource_tracker", b"torch_shm_manager")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Makes this process the parent of every orphan below it."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when its parent ends.
+
+    It fires when the *thread* that forked ends, so fork from a thread that lives as long.
+
+    Args:
+        parent: The parent's pid, as it was before the fork.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+
+
+def start_time(pid: int) -> int:
+    """Returns a process's start time in clock ticks since boot; with its pid it is unique.
+
+    Raises:
+        OSError: There is no such process.
+    """
+    return int(_stat(pid)[19])
+
+
+def is_exiting(pid: int) -> bool:
+    """Says whether a process has begun to end (PF_EXITING) or has ended."""
+    try:
+        stat = _stat(pid)
+    except OSError:
+        return True
+    return stat[0] in "ZX" or bool(int(stat[6]) & _PF_EXITING)
+
+
+def state(pid: int) -> str:
+    """Returns a one-line description of a process from /proc, for when it cannot speak itself."""
+    try:
+        letter = _stat(pid)[0]
+        place = Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        return f"process {pid} has ended"
+    name = {"T": "stopped", "t": "traced", "D": "in uninterruptible sleep", "Z": "a zombie"}.get(letter)
+    return f"process {pid} is {name or 'in state ' + letter} (kernel: {place or '-'})"
+
+
+def descendants(root: int) -> list[int]:
+    """Returns the pids of all processes below `root`, parents before children."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                stat = _stat(int(entry))
+            except OSError:
+                continue
+            if stat[0] != "Z":
+                children.setdefault(int(stat[1]), []).append(int(entry))
+    found, queue = [], [root]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+def end_descendants(spare: Callable[[int], bool] = lambda pid: False) -> None:
+    """Kills every process below this one and reaps those that are its children.
+
+    Shared-memory helpers come last: they delete what the dead left in /dev/shm.
+
+    Args:
+        spare: Says of a pid that it, and what is below it, lives on.
+    """
+    _end(lambda: [pid for pid in _not_spared(spare) if not _is_helper(pid)], grace=0.0)
+    _end(lambda: _not_spared(spare), grace=_HELPER_GRACE)
+
+
+def _end(find: Callable[[], list[int]], grace: float) -> None:
+    """Waits up to `grace` seconds for processes to end, then kills until none is found."""
+    deadline = time.monotonic() + grace
+    pids = find()
+    while pids and time.monotonic() < deadline + _KILL_TIME:
+        left = deadline - time.monotonic()
+        if left > 0:
+            _wait_any(pids, left)
+        else:
+            for pid in pids:
+                _kill(pid)
+            _wait_any(pids, 0.05)
+        _reap(pids)
+        pids = find()
+
+
+def _not_spared(spare: Callable[[int], bool]) -> list[int]:
+    found = descendants(os.getpid())
+    spared: set[int] = set()
+    for pid in found:
+        if spare(pid):
+            spared |= {pid, *descendants(pid)}
+    return [pid for pid in found if pid not in spared]
+
+
+def _wait_any(pids: Iterable[int], timeout: float) -> None:
+    """Waits until one of the processes has ended."""
+    poll, opened = select.poll(), []
+    for pid in pids:
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            continue
+        opened.append(fd)
+        poll.register(fd, select.POLLIN)
+    if opened:
+        poll.poll(timeout * 1000)
+    for fd in opened:
+        os.close(fd)
+
+
+def _reap(pids: Iterable[int]) -> None:
+    for pid in pids:
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            continue  # not a child of ours (yet): its parent or a later round reaps it
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _is_helper(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(name in command for name in _HELPERS)
+
+
+def _stat(pid: int) -> list[str]:
+    """Returns the fields of /proc/PID/stat from the state on; the name before may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def memory_kills() -> int:
+    """Returns how many processes the kernel has killed for memory in this process's cgroup."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            files = [f"/sys/fs/cgroup{path}/memory.events", f"/sys/fs/cgroup/unified{path}/memory.events"]
+        elif "memory" in controllers.split(","):
+            files = [f"/sys/fs/cgroup/memory{path}/memory.oom_control"]
+        else:
+            continue
+        # Inside a container the path is the host's; its own root is mounted at the top.
+        files += [name.replace(path, "", 1) for name in files if path != "/"]
+        for name in files:
+            count = _counter(Path(name), "oom_kill")
+            if count is not None:
+                return count
+    return 0
+
+
+def _counter(file: Path, name: str) -> int | None:
+    try:
+        rows = (line.split() for line in file.read_text().splitlines())
+    except OSError:
+        return None
+    return next((int(row[1]) for row in rows if row[:1] == [name]), None)

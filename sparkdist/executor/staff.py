@@ -1,0 +1,204 @@
+"""The ranks of one node as a group: how they come to life, what they are told, how they are asked."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from sparkdist.executor import process, topology, worker
+from sparkdist.executor.node_launcher import NodeLauncher
+from sparkdist.executor.order import Order
+from sparkdist.executor.ranks import STACK_SIGNAL, Rank
+from sparkdist.executor.topology import Node
+from sparkdist.executor.unpack import unpack
+from sparkdist.frameworks import Place, resolve
+from sparkdist.rank_context import RankContext
+
+
+class Staff:
+    """Starts this node's ranks, by fork or through a launcher of the framework's own.
+
+    Args:
+        order: The attempt.
+        node: This node's part of it.
+        message: What the task says of itself: environ, sys_path, cwd, root (the folder that holds
+            this package), gpus.
+        folder: Where this run's files go.
+    """
+
+    def __init__(self, order: Order, node: Node, message: dict[str, Any], folder: Path | None) -> None:
+        self.order = order
+        self.node = node
+        self.framework = resolve(order.framework, order.launcher)
+        self.ranks = [Rank(node.first_rank + local) for local in range(node.size)]
+        self.launcher: NodeLauncher | None = None
+        self.started = False
+        self.root: str = message["root"]
+        self.function = b""
+        self.library_fds: set[int] = set()
+        self._message = message
+        self._store_pid = 0
+        self._folder = folder or Path(mkdtemp(prefix="sparkdist-"))
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+
+    def prepare(self, function: bytes, parcel: bytes, library_fds: set[int]) -> None:
+        """Takes what ranks will run.
+
+        Args:
+            function: The pickled function and its arguments; empty for a script.
+            parcel: A zip of the code and files that travel with the job; may be empty.
+            library_fds: Descriptors that ranks keep.
+        """
+        self.function = function
+        self.library_fds = library_fds
+        if parcel:
+            unpack(parcel, self._folder / "parcel")
+
+    def park(self) -> None:
+        """Forks the ranks; each waits to be told where it stands."""
+        if self.framework.whole_node:
+            return
+        for rank in self.ranks:
+            ends = worker.Ends(*rank.pipes.theirs)
+            rank.fork(partial(worker.be_rank, ends, self.library_fds, self.framework, self.function))
+            rank.pipes.close_theirs()
+
+    def open_store(self) -> tuple[str, int] | None:
+        """Opens the gang's meeting point if this is its first node; returns address and port.
+
+        The port is bound before anyone is told of it, on the gang's own interface.
+        """
+        if self.node.index:
+            return None
+        address = topology.address_towards(self.node.peer)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family) as listener:
+            listener.bind((address, 0))
+            port = int(listener.getsockname()[1])
+            if self.framework.has_store:
+                listener.listen(socket.SOMAXCONN)
+                self._fork_store(listener)
+            # A launcher of the framework's own binds the port itself once it is closed here.
+        return address, port
+
+    def _fork_store(self, listener: socket.socket) -> None:
+        parent = os.getpid()
+        self._store_pid = os.fork()
+        if self._store_pid == 0:
+            try:
+                process.die_with_parent(parent)
+                worker.close_all_but(self.library_fds | {0, 1, 2, listener.fileno()})
+                self.framework.serve(listener, self.order.world_size)
+            finally:
+                os._exit(1)
+
+    def start(self, address: str, port: int) -> None:
+        """Tells every rank where it stands and where the gang meets."""
+        self.started = True
+        interface = topology.interface_of(topology.address_towards(self.node.peer and address))
+        places = [self._place(local, address, port, interface) for local in range(self.node.size)]
+        if self.framework.whole_node:
+            self.launcher = NodeLauncher(self, places)
+        else:
+            for rank, place in zip(self.ranks, places, strict=True):
+                environ = self.environ(self.framework.rank_env(place))
+                rank.start({"environ": environ, **self.orders(place)})
+
+    def _place(self, local: int, address: str, port: int, interface: str) -> Place:
+        return Place(
+            rank=self.node.first_rank + local,
+            local_rank=local,
+            world_size=self.order.world_size,
+            local_world_size=self.node.size,
+            node=self.node.index,
+            node_count=self.node.count,
+            run_id=self.order.run_id,
+            attempt=self.order.attempt,
+            master_addr=address,
+            master_port=port,
+            interface=interface,
+            threads=self.order.threads,
+            error_file=str(self._error_file(local)),
+        )
+
+    def environ(self, computed: dict[str, str]) -> dict[str, str]:
+        """Returns a rank's environment: the task's, then ours, then what the user set."""
+        ours = {"SPARKDIST_RUN_ID": self.order.run_id, "SPARKDIST_ATTEMPT": str(self.order.attempt)}
+        return {**self._message["environ"], **computed, **ours, **self.order.env}
+
+    def orders(self, place: Place) -> dict[str, Any]:
+        """Returns what a rank is told besides its environment."""
+        parcel = self._folder / "parcel"
+        code, ship = parcel / "code", parcel / "ship"
+        path = [str(code)] if code.exists() else []
+        path += self._message["sys_path"]
+        path += [str(ship)] if ship.exists() else []
+        if self.root not in path:
+            path.insert(0, self.root)
+        script = list(self.order.script) if self.order.script else None
+        if script:
+            script[0] = str(code / script[0])  # an absolute path stays as it is
+        context = RankContext(
+            rank=place.rank,
+            world_size=place.world_size,
+            local_rank=place.local_rank,
+            local_world_size=place.local_world_size,
+            node_rank=place.node,
+            attempt=place.attempt,
+            run_id=place.run_id,
+            ship_folder=str(ship) if ship.exists() else "",
+        )
+        return {"sys_path": path, "cwd": self._message["cwd"], "script": script, "context": asdict(context)}
+
+    def living(self) -> list[Rank]:
+        """Returns the ranks whose process is there and has not been seen to end."""
+        return [rank for rank in self.ranks if rank.alive and rank.pid]
+
+    def busy(self) -> bool:
+        """Says whether anything here still runs, or is yet to start."""
+        if self.framework.whole_node:
+            return not self.started or (self.launcher is not None and self.launcher.alive)
+        return any(rank.alive for rank in self.ranks)
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to every living rank, and to their launcher."""
+        if self.launcher:
+            self.launcher.signal(number)
+        for rank in self.living():
+            rank.signal(number)
+
+    def ask_stacks(self) -> None:
+        """Asks every living rank to print its stack, first forgetting what was printed before."""
+        for rank in self.living():
+            os.truncate(rank.pipes.stacks, 0)
+            os.lseek(rank.pipes.stacks, 0, os.SEEK_SET)
+            rank.stacks_seen = -1
+            if rank.entered:
+                rank.signal(STACK_SIGNAL)
+
+    def stacks_printed(self) -> bool:
+        """Says whether every asked rank has printed, and printed nothing new since the last call."""
+        done = True
+        for rank in self.living():
+            size = rank.stacks_size()
+            done = done and (not rank.entered or (size > 0 and size == rank.stacks_seen))
+            rank.stacks_seen = size
+        return done
+
+    def blame_the_dying(self, now: float) -> None:
+        """Notes ranks whose process is just ending as failed; their peers notice before we do."""
+        for rank in self.living():
+            if rank.left is None and process.is_exiting(rank.pid):
+                rank.fail(now)
+
+    def own_error(self, rank: Rank) -> str:
+        """Returns what the rank left in its error file by the framework's own means."""
+        return self.framework.own_error(str(self._error_file(rank.rank - self.node.first_rank)))
+
+    def _error_file(self, local: int) -> Path:
+        return self._folder / f"error-{local}.json"

@@ -1,0 +1,159 @@
+"""How to reach an agent: connect to the warm forkserver of a kind, starting it if there is none.
+
+One server per executor and kind. Its folder holds a lock and a socket; whoever starts it binds and
+listens first and spawns second, so that of any number of racing starters one wins and all are
+connected at once, while the import still runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from sparkdist.executor import process
+
+MARKER = "SPARKDIST_FORKSERVER"  # in the environment the server was started with: finds its tree in /proc
+
+# Imported with one thread: a pool started in the server would be missing, and waited for, in a fork.
+_SINGLE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+START = (
+    "import os, sys\n"
+    "if os.fork(): os._exit(0)\n"  # so that the starter has no child left behind
+    "sys.path[0] = sys.argv[1]\n"
+    "from sparkdist.executor.forkserver import main\n"
+    "main()"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What a forkserver is for; runs that differ in any of it do not share one.
+
+    Attributes:
+        root: Folder that holds the sparkdist package.
+        preload: Modules to import.
+        distribution: The framework's package; its version is part of the key.
+        environ: Variables that are read when Python starts or the framework is imported.
+        parent: Pid of the process it ends with: Spark's Python daemon, or the driver.
+        idle_timeout: Seconds without a run after which it ends.
+    """
+
+    root: str
+    preload: tuple[str, ...]
+    distribution: str | None
+    environ: Mapping[str, str]
+    parent: int
+    idle_timeout: float
+
+    def key(self) -> str:
+        """Returns a name that only equal kinds share."""
+        version = ""
+        if self.distribution:
+            try:
+                version = metadata.version(self.distribution)
+            except metadata.PackageNotFoundError:
+                pass  # its import will fail in the server, which answers with the reason
+        parts = [
+            *(self.root, sys.executable, self.preload, version, sorted(self.environ.items())),
+            *(self.parent, process.start_time(self.parent), self.idle_timeout),
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+
+
+def connect(kind: Kind, base: Path, environ: Mapping[str, str]) -> socket.socket:
+    """Returns a connection to a new agent of this kind's server, which is started if need be.
+
+    Args:
+        kind: The kind of server.
+        base: Folder in which servers have theirs.
+        environ: Environment to start a server with.
+    """
+    key = kind.key()
+    environ = {**environ, **dict.fromkeys(_SINGLE_THREAD, "1"), **kind.environ, MARKER: key}
+    try:
+        folder = _own_folder(base / f"sparkdist-fork-{key}")
+        with locked(folder):
+            return _connect_or_start(kind, folder, environ)
+    except OSError:
+        # The folder cannot be used (read-only, full, missing): a server for this run alone.
+        ours, theirs = socket.socketpair()
+        with theirs:
+            _spawn(kind, None, theirs, environ)
+        return ours
+
+
+def _connect_or_start(kind: Kind, folder: Path, environ: Mapping[str, str]) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX)
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        path = f"/proc/self/fd/{fd}/socket"  # a socket's path may have 108 bytes at most
+        try:
+            client.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            (folder / "socket").unlink(missing_ok=True)
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(path)
+                listener.listen(socket.SOMAXCONN)
+                client.connect(path)
+                _spawn(kind, folder, listener, environ)
+    except BaseException:
+        client.close()
+        raise
+    finally:
+        os.close(fd)
+    return client
+
+
+def _spawn(kind: Kind, folder: Path | None, sock: socket.socket, environ: Mapping[str, str]) -> None:
+    arguments = {
+        "fd": sock.fileno(),
+        "folder": str(folder) if folder else None,
+        "parent": [kind.parent, process.start_time(kind.parent)],
+        "idle_timeout": kind.idle_timeout,
+        "preload": kind.preload,
+    }
+    child = subprocess.Popen(
+        [sys.executable, "-c", START, kind.root, json.dumps(arguments)],
+        env=dict(environ),
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[sock.fileno()],
+        start_new_session=True,
+    )
+    child.wait()
+
+
+def _own_folder(path: Path) -> Path:
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.stat(follow_symlinks=False)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{path} is not a private folder of this user")
+    return path
+
+
+@contextmanager
+def locked(folder: Path, block: bool = True) -> Iterator[None]:
+    """Holds a server folder's lock.
+
+    Raises:
+        BlockingIOError: Somebody else holds it, and `block` is False.
+    """
+    fd = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if block else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(fd)

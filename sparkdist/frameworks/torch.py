@@ -1,0 +1,98 @@
+"""PyTorch: ranks find the environment that torchrun promises.
+
+Source of the contract: "Environment Variables" in PyTorch's documentation of torchrun
+(torch.distributed.run), and `torch.distributed.elastic.agent.server.local_elastic_agent`.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from sparkdist.frameworks.base import Framework, Place
+
+TORCHRUN_ENV = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCHELASTIC_ERROR_FILE",
+    }
+)
+
+
+class Torch(Framework):
+    """torch.distributed, by torchrun's contract."""
+
+    name = "torch"
+    distribution = "torch"
+    preload: tuple[str, ...] = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data")
+    start_env = (*Framework.start_env, "TORCH_*", "PYTORCH_*")
+    reserved_env = TORCHRUN_ENV
+    has_store = True
+
+    def serve(self, listener: socket.socket, world_size: int) -> None:
+        """Serves a TCPStore on `listener`; ranks are its clients, as under torchrun."""
+        from torch.distributed import TCPStore
+
+        host, port = listener.getsockname()[:2]
+        store = TCPStore(
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        while store:
+            signal.pause()
+
+    def rank_env(self, place: Place) -> dict[str, str]:
+        """Returns torchrun's variables for a rank."""
+        env = {
+            **super().rank_env(place),
+            "GROUP_RANK": str(place.node),
+            "ROLE_RANK": str(place.rank),
+            "ROLE_NAME": "default",
+            "GROUP_WORLD_SIZE": str(place.node_count),
+            "ROLE_WORLD_SIZE": str(place.world_size),
+            "MASTER_ADDR": place.master_addr,
+            "MASTER_PORT": str(place.master_port),
+            "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RUN_ID": place.run_id,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_ERROR_FILE": place.error_file,
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+            "OMP_NUM_THREADS": str(place.threads),
+        }
+        if place.interface:
+            # A host whose name resolves to 127.0.0.1 would otherwise offer loopback to its peers.
+            env |= {"GLOO_SOCKET_IFNAME": place.interface, "NCCL_SOCKET_IFNAME": place.interface}
+        return env
+
+    def after_fork(self, environ: Mapping[str, str]) -> None:
+        """Sets the thread count, which the forkserver kept at 1, and numpy's random state."""
+        import numpy
+        import torch
+
+        torch.set_num_threads(int(environ["OMP_NUM_THREADS"]))
+        numpy.random.seed()
+
+    def own_error(self, error_file: str) -> str:
+        """Returns the message of torch.distributed.elastic's `@record`, or ""."""
+        try:
+            message = json.loads(Path(error_file).read_text())["message"]
+        except (OSError, ValueError, KeyError):
+            return ""
+        return str(message["message"] if isinstance(message, dict) else message)

@@ -1,0 +1,180 @@
+"""`Launcher`: one call trains a function or a script on a gang of ranks.
+
+The story of a run: find the session (or none), take the user's code into bytes once, check what
+can be checked, then hold a gang of ranks by one barrier job per attempt and settle its outcome.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from sparkdist import frameworks
+from sparkdist.driver import devices, outcome, preflight, session
+from sparkdist.driver.attempt import Gang, run_attempt
+from sparkdist.driver.board import Board
+from sparkdist.driver.closure import capture
+from sparkdist.driver.environment import for_ranks
+from sparkdist.driver.job import BarrierJob
+from sparkdist.driver.local import LocalRun
+from sparkdist.driver.parcel import Parcel, for_function, for_script
+from sparkdist.errors import ConfigurationError
+from sparkdist.executor.order import Order
+from sparkdist.results import Attempt, Results, Timings
+from sparkdist.settings import Settings, SettingsArgs, optional_bool, positive_int
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SSL_CONF = "pytorch.spark.distributor.ignoreSsl"
+_CARRY_LIMIT = 1 << 30  # bytes of function and arguments that a job can carry
+
+Entry = Callable[..., Any] | str | os.PathLike[str]
+
+
+class Launcher:
+    """Runs a function or a script on ranks of a framework, on Spark or on the driver.
+
+    Args:
+        framework: Name of the plug-in: `"torch"`, or `"plain"` for any Python function.
+        num_processes: Number of ranks.
+        local_mode: True: on the driver. False: in Spark tasks. None: in Spark tasks when a session
+            is active, else on the driver.
+        use_gpu: True: one GPU per rank, an error where there are too few. False: CPU. None: GPUs
+            where there are any.
+        ssl_conf: Name of the Spark conf that allows training where spark.ssl.enabled is true.
+        **settings: See `Settings`.
+
+    Raises:
+        ConfigurationError: An argument is not valid.
+    """
+
+    def __init__(
+        self,
+        framework: str = "torch",
+        *,
+        num_processes: int = 1,
+        local_mode: bool | None = None,
+        use_gpu: bool | None = None,
+        ssl_conf: str = SSL_CONF,
+        **settings: Unpack[SettingsArgs],
+    ) -> None:
+        self.num_processes = positive_int("num_processes", num_processes)
+        self.local_mode = optional_bool("local_mode", local_mode)
+        self.use_gpu = optional_bool("use_gpu", use_gpu)
+        self.settings = Settings.of(**settings)
+        self.framework = frameworks.resolve(framework, self.settings.launcher)
+        self.framework.check(self.settings.torchrun_args)
+        self._framework_name = framework
+        self._ssl_conf = ssl_conf
+        self._environ = for_ranks(self.settings, self.framework.reserved_env)
+
+    def run(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Any:
+        """Runs `entry` on every rank and returns what it returned on rank 0.
+
+        Args:
+            entry: A function, or the path of a Python script.
+            *args: The function's arguments, or the script's (made strings).
+            **kwargs: The function's; a script takes none.
+
+        Raises:
+            ConfigurationError: An input is not valid; no job was started.
+            PreflightError: The session, the cluster or an executor cannot run this.
+            TrainingFailed: A rank failed.
+            TrainingTimeout: `timeout` or `start_timeout` passed.
+            ResultError: A return value could not be brought to the driver.
+        """
+        return self.launch(entry, *args, **kwargs).rank(0).value
+
+    def launch(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Results:
+        """Runs `entry` on every rank and returns every rank's result; see `run`."""
+        began, started = time.monotonic(), datetime.now(UTC)
+        spark = session.choose(self.local_mode, self.settings.spark)
+        work = self._pack(entry, args, kwargs, on_spark=spark is not None)
+        order, make_gang, endpoint = self._prepare(spark, work)
+        board = run_attempt(order, self.settings, endpoint, make_gang)
+        ranks = outcome.settle(order, board)
+        attempt = Attempt(number=0, started=started, ended=datetime.now(UTC), world_size=len(ranks))
+        return Results(ranks=ranks, attempts=(attempt,), timings=_timings(began, board), run_id=order.run_id)
+
+    def _pack(self, entry: Entry, args: tuple[Any, ...], kwargs: Mapping[str, Any], on_spark: bool) -> _Work:
+        """Takes the user's code into bytes, once."""
+        ship = self.settings.ship
+        if callable(entry):
+            closure = capture(entry, args, dict(kwargs), _CARRY_LIMIT)
+            # On the driver its modules are where they are.
+            parcel = for_function(closure.modules if on_spark else frozenset(), ship)
+            return _Work(closure.data, parcel, None)
+        if not isinstance(entry, (str, os.PathLike)):
+            raise ConfigurationError(f"expected a function or the path of a script, not {entry!r}")
+        if kwargs:
+            raise ConfigurationError(
+                f"a script takes no keyword arguments ({', '.join(kwargs)}); pass them as its own options, "
+                'such as "--lr=0.1"'
+            )
+        path = Path(entry).absolute()
+        parcel = for_script(path, ship)
+        if not on_spark:
+            parcel = replace(for_function(frozenset(), ship), script=str(path))
+        assert parcel.script
+        return _Work(b"", parcel, (parcel.script, *map(str, args)))
+
+    def _prepare(
+        self, spark: SparkSession | None, work: _Work
+    ) -> tuple[Order, Callable[[Order], Gang], tuple[str, str]]:
+        order = Order(
+            run_id=secrets.token_hex(8),
+            attempt=0,
+            framework=self._framework_name,
+            launcher=self.settings.launcher,
+            launcher_args=self.settings.torchrun_args,
+            world_size=self.num_processes,
+            tasks=1,
+            processes_per_task=self.num_processes,
+            script=work.script,
+            env=self._environ,
+            threads=max(1, len(os.sched_getaffinity(0)) // self.num_processes),
+            control=None,
+            token="",
+            logs=self.settings.logs,
+            idle_timeout=self.settings.idle_timeout,
+        )
+        function, parcel = work.function, work.parcel.data
+        if spark is None:
+            gpus = devices.driver_gpus(self.use_gpu, self.num_processes)
+            return order, lambda order: LocalRun(order, function, parcel, gpus), ("127.0.0.1", "127.0.0.1")
+        per_task = self.framework.processes_per_task(gpus_per_task=0)
+        tasks = -(-self.num_processes // per_task)
+        preflight.check(spark, tasks, self.use_gpu, self._ssl_conf)
+        conf = spark.sparkContext.getConf()
+        cores = int(conf.get("spark.task.cpus", "1") or 1)
+        order = replace(order, tasks=tasks, processes_per_task=per_task, threads=max(1, cores // per_task))
+        host = conf.get("spark.driver.host", "127.0.0.1") or "127.0.0.1"
+        endpoint = (conf.get("spark.driver.bindAddress", host) or host, host)
+        return order, lambda order: BarrierJob(spark, order, function, parcel), endpoint
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The user's code in bytes: a pickled function, or a script's name and arguments."""
+
+    function: bytes
+    parcel: Parcel
+    script: tuple[str, ...] | None
+
+
+def _timings(began: float, board: Board) -> Timings:
+    """Cuts the run's time where the gang's news came; without news all of it counts as slots."""
+    marks = [began]
+    for news in (board.nodes, board.entered, board.returned):
+        marks.append(max([marks[-1], *news.values()]))
+    slots, start, training, results = (
+        later - earlier for earlier, later in zip(marks, [*marks[1:], time.monotonic()], strict=True)
+    )
+    return Timings(slots=slots, start=start, training=training, results=results)

@@ -1,0 +1,105 @@
+"""What a run gives back: `Results`, one `RankResult` per rank, one `Attempt` per try."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankResult:
+    """One rank's outcome.
+
+    Attributes:
+        rank: The rank, 0 to world_size - 1.
+        value: What its function returned; None for a script.
+        host: Name of the host it ran on.
+        node: Index of its node (one executor, or the driver) in the gang.
+        seconds: Time from entering the function to leaving it.
+    """
+
+    rank: int
+    value: Any
+    host: str
+    node: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One try of a run.
+
+    Attributes:
+        number: 0 for the first.
+        started: When it was asked for.
+        ended: When its last rank had ended.
+        world_size: Its number of ranks.
+        cause: Why it ended other than by success, or None.
+    """
+
+    number: int
+    started: datetime
+    ended: datetime
+    world_size: int
+    cause: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """Where the time of a run went, in seconds.
+
+    Attributes:
+        slots: From the call until every node of the gang had an agent: Spark's scheduling and
+            Python workers and, in a cold start, the framework's import.
+        start: From then until every rank had entered the function.
+        training: From then until the last rank had left the function.
+        results: From then until the results were on the driver and the slots were free again.
+    """
+
+    slots: float
+    start: float
+    training: float
+    results: float
+
+    @property
+    def total(self) -> float:
+        """Seconds from the call to its return."""
+        return self.slots + self.start + self.training + self.results
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Every rank's result.
+
+    Attributes:
+        ranks: One per rank, in rank order.
+        attempts: Every try, in order; the last one succeeded.
+        timings: Where the time went.
+        run_id: The run's identifier, as ranks see it in `TORCHELASTIC_RUN_ID`.
+    """
+
+    ranks: tuple[RankResult, ...]
+    attempts: tuple[Attempt, ...]
+    timings: Timings
+    run_id: str
+
+    @property
+    def values(self) -> list[Any]:
+        """Every rank's return value, in rank order."""
+        return [rank.value for rank in self.ranks]
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    def rank(self, rank: int) -> RankResult:
+        """Returns one rank's result.
+
+        Raises:
+            IndexError: There is no such rank.
+        """
+        if not 0 <= rank < len(self.ranks):
+            raise IndexError(f"there is no rank {rank}; ranks go from 0 to {len(self.ranks) - 1}")
+        return self.ranks[rank]

@@ -1,0 +1,161 @@
+"""Bytes between our own processes: frames, mutual authentication, and the limits on both.
+
+A frame is a JSON object and an optional body of bytes, each behind its length. Nothing here
+unpickles. A peer proves that it knows the run's token before any length it sends is believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+Header = dict[str, Any]
+Frame = tuple[Header, bytearray]
+
+MAX_HEADER = 16 << 20  # bytes; a header may carry a traceback and a rank's last lines
+ROW_LIMIT = 16 << 20  # bytes of one rank's outcome that travel as a Spark row
+HANDSHAKE_TIMEOUT = 10.0  # s
+GRACE = 3.0  # s that ranks get between SIGTERM and SIGKILL
+
+_LENGTHS = struct.Struct("!IQ")
+_NONCE = 32
+_MAC = hashlib.sha256().digest_size
+
+
+class WireError(OSError):
+    """The peer broke the protocol, could not prove who it is, or sent too much."""
+
+
+def pack(header: Header, body_size: int = 0) -> bytes:
+    """Returns the bytes of a frame up to its body, which follows with `body_size` bytes."""
+    text = json.dumps(header).encode()
+    return _LENGTHS.pack(len(text), body_size) + text
+
+
+def send(sock: socket.socket, header: Header, body: bytes | bytearray | memoryview = b"") -> None:
+    """Sends one frame on a blocking socket."""
+    sock.sendall(pack(header, len(body)))
+    if body:
+        sock.sendall(body)
+
+
+def receive(sock: socket.socket, max_body: int) -> Frame | None:
+    """Reads one frame from a blocking socket; None at an end of file between frames.
+
+    Raises:
+        WireError: The frame is larger than allowed, or the stream ends inside it.
+    """
+    head = _read(sock, _LENGTHS.size, start=True)
+    if head is None:
+        return None
+    text_size, body_size = _check(head, max_body)
+    text = _read(sock, text_size)
+    body = _read(sock, body_size)
+    assert text is not None and body is not None
+    return json.loads(text), body
+
+
+class FrameReader:
+    """Cuts a stream that arrives in pieces into frames, for non-blocking readers."""
+
+    def __init__(self, max_body: int) -> None:
+        self._max_body = max_body
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yields the frames that `data` completes.
+
+        Raises:
+            WireError: A frame is larger than allowed.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _LENGTHS.size:
+            text_size, body_size = _check(self._buffer[: _LENGTHS.size], self._max_body)
+            body_start = _LENGTHS.size + text_size
+            end = body_start + body_size
+            if len(self._buffer) < end:
+                return
+            header = json.loads(self._buffer[_LENGTHS.size : body_start])
+            body = self._buffer[body_start:end]
+            del self._buffer[:end]
+            yield header, body
+
+
+def prove_as_server(sock: socket.socket, token: bytes) -> None:
+    """Authenticates both ends from the listening side.
+
+    Raises:
+        WireError: The client does not know the token.
+    """
+    with _deadline(sock):
+        theirs = _read_exactly(sock, _NONCE)
+        ours = os.urandom(_NONCE)
+        sock.sendall(ours + _mac(token, b"server", theirs, ours))
+        if not hmac.compare_digest(_read_exactly(sock, _MAC), _mac(token, b"client", ours, theirs)):
+            raise WireError("the client does not know this run's token")
+
+
+def prove_as_client(sock: socket.socket, token: bytes) -> None:
+    """Authenticates both ends from the connecting side.
+
+    Raises:
+        WireError: The server does not know the token.
+    """
+    with _deadline(sock):
+        ours = os.urandom(_NONCE)
+        sock.sendall(ours)
+        answer = _read_exactly(sock, _NONCE + _MAC)
+        theirs, proof = answer[:_NONCE], answer[_NONCE:]
+        if not hmac.compare_digest(proof, _mac(token, b"server", ours, theirs)):
+            raise WireError("the server does not know this run's token")
+        sock.sendall(_mac(token, b"client", theirs, ours))
+
+
+class _deadline:
+    """Bounds a handshake in time, then makes the socket blocking again."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def __enter__(self) -> None:
+        self._sock.settimeout(HANDSHAKE_TIMEOUT)
+
+    def __exit__(self, *exc: object) -> None:
+        self._sock.settimeout(None)
+
+
+def _mac(token: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
+    return hmac.digest(token, role + first + second, "sha256")
+
+
+def _check(head: bytes | bytearray, max_body: int) -> tuple[int, int]:
+    text_size, body_size = _LENGTHS.unpack(head)
+    if text_size > MAX_HEADER or body_size > max_body:
+        raise WireError(f"a frame of {text_size} + {body_size} bytes is over the limit")
+    return text_size, body_size
+
+
+def _read_exactly(sock: socket.socket, size: int) -> bytes:
+    data = _read(sock, size)
+    assert data is not None
+    return bytes(data)
+
+
+def _read(sock: socket.socket, size: int, start: bool = False) -> bytearray | None:
+    data = bytearray(size)
+    view = memoryview(data)
+    got = 0
+    while got < size:
+        count = sock.recv_into(view[got:])
+        if count == 0:
+            if start and got == 0:
+                return None
+            raise WireError("the peer closed the connection in the middle of a frame")
+        got += count
+    return data
