@@ -12,6 +12,8 @@ from sparkdist.executor.leader import Row
 from sparkdist.executor.order import NodeError, Order
 from sparkdist.results import RankResult
 
+_REASON_LINES = 20
+
 
 def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
     """Returns every rank's result, in rank order.
@@ -26,7 +28,7 @@ def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
     except NodeError as error:
         raise PreflightError(str(error)) from None
     except Exception as error:
-        raise _lost(order, f"the Spark job ended: {_first_line(error)}") from error
+        raise _lost(order, f"the Spark job ended: {_reason(error)}") from error
     for header, _ in rows:
         if header["kind"] == "error":
             raise PreflightError(header["message"])
@@ -48,9 +50,12 @@ def _lost(order: Order, message: str) -> TrainingFailed:
     return TrainingFailed(failures, order.run_id)
 
 
-def _first_line(error: BaseException) -> str:
-    lines = values.safe_text(error).strip().splitlines()
-    return next((line for line in lines if "Exception" in line or "rror" in line), lines[0] if lines else "")
+def _reason(error: BaseException) -> str:
+    """Returns what Spark says of a job that ended, without the JVM's own stack."""
+    java = getattr(error, "java_exception", None)  # py4j hides the message behind a call's name
+    text = str(java.getMessage()) if java else values.safe_text(error)
+    lines = [line for line in text.splitlines() if not line.startswith("\tat ")]
+    return "\n".join(lines[:_REASON_LINES]) or values.type_name(error)
 
 
 def _failures(rows: list[Row], told: list[int]) -> dict[int, Failure]:

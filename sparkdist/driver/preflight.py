@@ -55,11 +55,14 @@ def _check_slots(context: SparkContext, tasks: int) -> None:
     """Compares with the slots there are; a barrier job too large would wait for ten silent minutes."""
     scala = context._jsc.sc()
     profile = scala.resourceProfileManager().defaultResourceProfile()
-    deadline = time.monotonic() + _REGISTER_TIME
+    # The slots of a local master are all there from the start.
+    master = context.master or ""
+    is_local = master == "local" or master.startswith("local[")
+    deadline = time.monotonic() + (0.0 if is_local else _REGISTER_TIME)
     while (slots := scala.maxNumConcurrentTasks(profile)) < tasks:
-        if time.monotonic() > deadline:
+        if time.monotonic() >= deadline:
             raise PreflightError(
-                f"the run needs {tasks} slots at once, and the cluster ({context.master}) has {slots}. Ask "
+                f"the run needs {tasks} slots at once, and the cluster ({master}) has {slots}. Ask "
                 "for fewer processes, or start Spark with more cores."
             )
         time.sleep(_LOOK_AGAIN)  # Spark has no event for a registered executor
