@@ -6,9 +6,9 @@ The front doors and `Launcher` take these as keyword arguments and pass them thr
 
 from __future__ import annotations
 
-import math
 import os
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Real
@@ -152,9 +152,12 @@ def looks_secret(name: str) -> bool:
 def _seconds(name: str, value: object) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise ConfigurationError(f"{name} must be a number of seconds, not {value!r}")
-    if not math.isfinite(value) or value <= 0:
-        raise ConfigurationError(f"{name} must be finite and more than 0 seconds, not {value!r}")
-    return float(value)
+    seconds = float(value)
+    if not 0 < seconds <= threading.TIMEOUT_MAX:  # false of NaN, too
+        raise ConfigurationError(
+            f"{name} must be more than 0 and at most {threading.TIMEOUT_MAX:.0f} seconds, not {value!r}"
+        )
+    return seconds
 
 
 def _environment(value: object) -> dict[str, str]:

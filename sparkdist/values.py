@@ -105,11 +105,16 @@ def load_exception(data: bytes | None, expected_type_name: str) -> BaseException
         return None
     try:
         exc = loads(data)
-        return exc if isinstance(exc, BaseException) and type_name(exc) == expected_type_name else None
+        return exc if isinstance(exc, BaseException) and expected_type_name in _names(type(exc)) else None
     except KeyboardInterrupt:
         raise
     except BaseException:
         return None
+
+
+def _names(kind: type) -> tuple[str, str]:
+    # Where cloudpickle takes a class by value, its copy is not told what it was defined in.
+    return type_name(kind), f"{kind.__module__}.{kind.__name__}"
 
 
 def _alike(exc: BaseException, copy: object) -> bool:

@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,11 +94,11 @@ def prove_as_server(sock: socket.socket, token: bytes) -> None:
     Raises:
         WireError: The client does not know the token.
     """
-    with _deadline(sock):
-        theirs = _read_exactly(sock, _NONCE)
+    with _Handshake(sock) as peer:
+        theirs = peer.read(_NONCE)
         ours = os.urandom(_NONCE)
         sock.sendall(ours + _mac(token, b"server", theirs, ours))
-        if not hmac.compare_digest(_read_exactly(sock, _MAC), _mac(token, b"client", ours, theirs)):
+        if not hmac.compare_digest(peer.read(_MAC), _mac(token, b"client", ours, theirs)):
             raise WireError("the client does not know this run's token")
 
 
@@ -107,27 +108,48 @@ def prove_as_client(sock: socket.socket, token: bytes) -> None:
     Raises:
         WireError: The server does not know the token.
     """
-    with _deadline(sock):
+    with _Handshake(sock) as peer:
         ours = os.urandom(_NONCE)
         sock.sendall(ours)
-        answer = _read_exactly(sock, _NONCE + _MAC)
+        answer = peer.read(_NONCE + _MAC)
         theirs, proof = answer[:_NONCE], answer[_NONCE:]
         if not hmac.compare_digest(proof, _mac(token, b"server", ours, theirs)):
             raise WireError("the server does not know this run's token")
         sock.sendall(_mac(token, b"client", theirs, ours))
 
 
-class _deadline:
-    """Bounds a handshake in time, then makes the socket blocking again."""
+class _Handshake:
+    """Bounds a handshake in time, however its bytes trickle, then makes the socket blocking again."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._deadline = time.monotonic() + HANDSHAKE_TIMEOUT
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Handshake:
         self._sock.settimeout(HANDSHAKE_TIMEOUT)
+        return self
 
     def __exit__(self, *exc: object) -> None:
         self._sock.settimeout(None)
+
+    def read(self, size: int) -> bytes:
+        """Reads so many bytes.
+
+        Raises:
+            WireError: The peer closed the connection.
+            TimeoutError: They did not come in time.
+        """
+        data = b""
+        while len(data) < size:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("the handshake took too long")
+            self._sock.settimeout(left)
+            piece = self._sock.recv(size - len(data))
+            if not piece:
+                raise WireError("the peer closed the connection in the handshake")
+            data += piece
+        return data
 
 
 def _mac(token: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
@@ -139,12 +161,6 @@ def _check(head: bytes | bytearray, max_body: int) -> tuple[int, int]:
     if text_size > MAX_HEADER or body_size > max_body:
         raise WireError(f"a frame of {text_size} + {body_size} bytes is over the limit")
     return text_size, body_size
-
-
-def _read_exactly(sock: socket.socket, size: int) -> bytes:
-    data = _read(sock, size)
-    assert data is not None
-    return bytes(data)
 
 
 def _read(sock: socket.socket, size: int, start: bool = False) -> bytearray | None:

@@ -24,29 +24,14 @@ def bootstrap(
     """
 
     def run(partition: Iterable[Any]) -> Iterable[Any]:
-        import io
         import os
         import sys
         import tempfile
-        import zipfile
 
         for _ in partition:
             pass  # a worker whose task left input unread is not used again
         base = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-        if not os.access(base, os.W_OK):
-            base = tempfile.gettempdir()
-        root = os.path.join(base, f"sparkdist-{os.geteuid()}-{digest}")
-        if not os.path.isdir(root):
-            fresh = tempfile.mkdtemp(dir=base)
-            zipfile.ZipFile(io.BytesIO(package)).extractall(fresh)
-            try:
-                os.rename(fresh, root)
-            except OSError:  # another task was first
-                import shutil
-
-                shutil.rmtree(fresh)
-        if os.stat(root).st_uid != os.geteuid():
-            raise PermissionError(f"{root} belongs to another user")
+        root = unpack_package(base if os.access(base, os.W_OK) else tempfile.gettempdir(), digest, package)
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] == "sparkdist" and not str(module.__file__).startswith(root):
                 del sys.modules[name]  # another version, from an earlier run or installed here
@@ -59,3 +44,28 @@ def bootstrap(
             sys.path.remove(root)
 
     return run
+
+
+def unpack_package(base: str, digest: str, package: bytes) -> str:
+    """Unpacks the package below `base`, once, however many tasks come; returns the folder that holds it.
+
+    Raises:
+        PermissionError: The folder is there and is another user's.
+    """
+    import io
+    import os
+    import shutil
+    import tempfile
+    import zipfile
+
+    root = os.path.join(base, f"sparkdist-{os.geteuid()}-{digest}")
+    if not os.path.isdir(root):
+        fresh = tempfile.mkdtemp(dir=base)
+        zipfile.ZipFile(io.BytesIO(package)).extractall(fresh)
+        try:
+            os.rename(fresh, root)
+        except OSError:  # another task was first
+            shutil.rmtree(fresh)
+    if os.stat(root).st_uid != os.geteuid():
+        raise PermissionError(f"{root} belongs to another user")
+    return root

@@ -18,6 +18,7 @@ from sparkdist.driver.board import Board
 
 _MAX_OUTCOME = 1 << 40  # bytes; what the driver can hold is for its memory to say
 _MAX_STRANGERS = 64  # connections that have not authenticated yet
+_PATIENCE = 0.1  # s that a stranger has before it makes room for others; an agent needs milliseconds
 
 LogWriter = Callable[[int, bool, bytes], None]
 
@@ -39,12 +40,13 @@ class ControlChannel:
         self._lock = threading.Lock()
         self._agents: list[socket.socket] = []
         self._last_words: list[wire.Header] = []  # what an agent that connects late must hear too
-        self._strangers = threading.BoundedSemaphore(_MAX_STRANGERS)
+        self._strangers: dict[socket.socket, float] = {}  # since when; the oldest first
+        self._room = threading.BoundedSemaphore(_MAX_STRANGERS)
         self._threads: list[threading.Thread] = []
         family = socket.getaddrinfo(bind, 0, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server((bind, 0), family=family, backlog=1024)
         self.address = (advertise, int(self._listener.getsockname()[1]))
-        self._start(self._accept)
+        self._acceptor = self._start(self._accept)
 
     def __enter__(self) -> ControlChannel:
         return self
@@ -53,9 +55,10 @@ class ControlChannel:
         """Closes every socket and waits for the threads."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._acceptor.join()  # then nobody comes any more
         with self._lock:
-            for agent in self._agents:
-                _shut(agent)
+            for peer in (*self._strangers, *self._agents):
+                _shut(peer)
         for thread in self._threads:
             thread.join(timeout=wire.HANDSHAKE_TIMEOUT)
 
@@ -74,10 +77,11 @@ class ControlChannel:
             for agent in self._agents:
                 _tell(agent, header)
 
-    def _start(self, target: Callable[..., None], *args: Any) -> None:
+    def _start(self, target: Callable[..., None], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, name="sparkdist-control", daemon=True)
         self._threads.append(thread)
         thread.start()
+        return thread
 
     def _accept(self) -> None:
         while True:
@@ -85,10 +89,22 @@ class ControlChannel:
                 conn, _ = self._listener.accept()
             except OSError:
                 return
-            if self._strangers.acquire(blocking=False):
-                self._start(self._serve, conn)
-            else:
-                conn.close()
+            self._make_room()
+            with self._lock:
+                self._strangers[conn] = time.monotonic()
+            self._start(self._serve, conn)
+
+    def _make_room(self) -> None:
+        """Waits until one more stranger may come; the oldest is sent away if it has had its time."""
+        if self._room.acquire(blocking=False):
+            return
+        with self._lock:
+            oldest, since = next(iter(self._strangers.items()), (None, 0.0))
+        if not self._room.acquire(timeout=max(0.0, since + _PATIENCE - time.monotonic())):
+            with self._lock:
+                if oldest in self._strangers:
+                    _shut(oldest)
+            self._room.acquire()
 
     def _serve(self, conn: socket.socket) -> None:
         with conn:
@@ -97,7 +113,9 @@ class ControlChannel:
                     conn.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     wire.prove_as_server(conn, self.token)
                 finally:
-                    self._strangers.release()
+                    with self._lock:
+                        del self._strangers[conn]
+                    self._room.release()
                 with self._lock:
                     self._agents.append(conn)
                     for header in self._last_words:

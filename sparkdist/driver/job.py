@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdist.driver.bootstrap import bootstrap
+from sparkdist.driver.bootstrap import bootstrap, unpack_package
+from sparkdist.driver.local import own_folder
 from sparkdist.driver.parcel import package_zip
-from sparkdist.executor.leader import Row
-from sparkdist.executor.order import Order
+from sparkdist.driver.session import is_local
+from sparkdist.executor.leader import Row, Site, warm_up, without_secrets
+from sparkdist.executor.order import Host, Order
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_WARMED: set[tuple[str, str, str]] = set()  # (application, framework, launcher)
 
 
 class BarrierJob:
@@ -38,12 +46,32 @@ class BarrierJob:
             Exception: The job failed on Spark's side: a worker or an executor was lost, or the job
                 was cancelled. Ranks' failures are rows.
         """
-        mapped = _by_value(*package_zip(), self._order.to_json(), self._function, self._parcel)
+        order = self._share_host()
+        mapped = _by_value(*package_zip(), order.to_json(), self._function, self._parcel)
         tasks = self._order.tasks
         description = f"sparkdist run {self._order.run_id}: {self._order.world_size} ranks"
         self._context.setJobGroup(self._group, description, interruptOnCancel=False)
         rdd = self._context.parallelize(range(tasks), tasks).barrier().mapPartitions(mapped)
         return list(rdd.collect())
+
+    def _share_host(self) -> Order:
+        """On a local master, has the framework imported while Spark starts its first Python workers.
+
+        Executors are in the driver's own JVM there, so their forkserver may have its place with
+        the driver. Should the tasks need another kind after all, they start it.
+        """
+        context = self._context
+        if not is_local(context.master) or shutil.which(context.pythonExec) != sys.executable:
+            return self._order
+        base = own_folder(os.getpid())
+        host = Host(base=str(base), root=unpack_package(str(base), *package_zip()), pid=os.getpid())
+        order = replace(self._order, host=host)
+        warmed = (context.applicationId, order.framework, order.launcher)
+        if warmed not in _WARMED:
+            _WARMED.add(warmed)
+            site = Site(root=host.root, base=base, parent=host.pid, sys_path=(), cwd="/")
+            warm_up(order, site, without_secrets({**os.environ, **context.environment}))
+        return order
 
     def cancel(self) -> None:
         """Has Spark cancel the job: what is left where agents cannot be reached."""

@@ -41,7 +41,7 @@ class LocalRun:
     def _site(self) -> Site:
         return Site(
             root=str(Path(__file__).absolute().parents[2]),
-            base=_folder(os.getpid()),
+            base=own_folder(os.getpid()),
             parent=os.getpid(),
             sys_path=tuple(os.path.abspath(entry) for entry in sys.path),
             cwd=os.getcwd(),
@@ -69,7 +69,7 @@ class LocalRun:
 
 
 @cache
-def _folder(pid: int) -> Path:
+def own_folder(pid: int) -> Path:
     """Returns this process's folder for forkservers; they end when it is gone."""
     folder = tempfile.mkdtemp(prefix=f"sparkdist-{pid}-")
     atexit.register(_remove, folder, pid)

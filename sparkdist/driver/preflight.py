@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from sparkdist.driver.session import is_local
 from sparkdist.errors import ConfigurationError, PreflightError
 
 if TYPE_CHECKING:
@@ -56,13 +57,11 @@ def _check_slots(context: SparkContext, tasks: int) -> None:
     scala = context._jsc.sc()
     profile = scala.resourceProfileManager().defaultResourceProfile()
     # The slots of a local master are all there from the start.
-    master = context.master or ""
-    is_local = master == "local" or master.startswith("local[")
-    deadline = time.monotonic() + (0.0 if is_local else _REGISTER_TIME)
+    deadline = time.monotonic() + (0.0 if is_local(context.master) else _REGISTER_TIME)
     while (slots := scala.maxNumConcurrentTasks(profile)) < tasks:
         if time.monotonic() >= deadline:
             raise PreflightError(
-                f"the run needs {tasks} slots at once, and the cluster ({master}) has {slots}. Ask "
+                f"the run needs {tasks} slots at once, and the cluster ({context.master}) has {slots}. Ask "
                 "for fewer processes, or start Spark with more cores."
             )
         time.sleep(_LOOK_AGAIN)  # Spark has no event for a registered executor

@@ -41,6 +41,11 @@ def choose(local_mode: bool | None, given: SparkSession | None) -> SparkSession 
     return session
 
 
+def is_local(master: str | None) -> bool:
+    """Says whether executors are in the driver's JVM: `local`, `local[n]`, `local[*]`."""
+    return master == "local" or bool(master and master.startswith("local["))
+
+
 def _active() -> SparkSession | None:
     if "pyspark.sql" not in sys.modules:
         return None  # nobody can have started one

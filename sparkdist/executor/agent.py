@@ -220,12 +220,13 @@ class Agent:
         assert launcher
         self._forget(launcher.pidfd)
         codes = launcher.reap()
-        if launcher.exit_code and not self._kill_at and not any(rank.entered for rank in self.staff.ranks):
-            self._drain(self.staff.ranks[0])
+        for rank in self.staff.ranks:
+            self._drain(rank)
+        heard = any(rank.entered or rank.left for rank in self.staff.ranks)
+        if launcher.exit_code and not self._kill_at and not heard:
             tail = "\n".join(self._pumps[self.staff.ranks[0].rank].tail())
             raise NodeError(f"{self.order.launcher} {launcher.end} before any rank started:\n{tail}")
         for local, rank in enumerate(self.staff.ranks):
-            self._drain(rank)
             rank.alive = False
             rank.exit_code = codes.get(local, None if launcher.exit_code else 0)
             if (

@@ -14,16 +14,18 @@ import socket
 import struct
 import sys
 import time
+import warnings
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sparkdist import wire
 from sparkdist.executor import process
 from sparkdist.executor.agent import run_agent
-from sparkdist.executor.warm import START, locked
+from sparkdist.executor.warm import LIFELINE, START, locked
 
 _WATCH_INTERVAL = 1.0  # s between looks at whether the folder is still there
+_IMPORT_WHEN_IDLE = 2.0  # s without a run after which what no start waited for is imported
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
@@ -33,16 +35,16 @@ def main() -> NoReturn:
     process.become_subreaper()
     problem = _import(arguments["preload"])
     if not problem and arguments["preload"] and not _safe_to_fork():
-        # Start over without the imports; ranks then import by themselves: slower, but sound.
-        arguments["preload"] = []
-        os.set_inheritable(arguments["fd"], True)
-        os.execv(sys.executable, [sys.executable, "-c", START, sys.argv[1], json.dumps(arguments)])
-    sock = socket.socket(fileno=arguments["fd"])
-    library_fds = _open_fds() - {sock.fileno()}
-    folder = Path(arguments["folder"]) if arguments["folder"] else None
-    server = _Server(sock, folder, arguments["parent"], arguments["idle_timeout"], problem, library_fds)
-    server.serve()
+        _start_over(arguments | {"preload": [], "preload_idle": []})
+    library_fds = _open_fds() - {arguments["fd"]}
+    _Server(arguments, problem, library_fds).serve()
     os._exit(0)
+
+
+def _start_over(arguments: dict[str, Any]) -> NoReturn:
+    """Becomes a server with fewer imports, which ranks then do by themselves: slower, but sound."""
+    os.set_inheritable(arguments["fd"], True)
+    os.execv(sys.executable, [sys.executable, "-c", START, sys.argv[1], json.dumps(arguments)])
 
 
 def _import(modules: list[str]) -> str:
@@ -72,27 +74,19 @@ def _open_fds() -> set[int]:
 class _Server:
     """Accepts connections, forks an agent for each, and buries what agents leave behind."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        folder: Path | None,
-        parent: list[int],
-        idle_timeout: float,
-        problem: str,
-        library_fds: set[int],
-    ) -> None:
-        self._sock = sock
-        self._folder = folder
-        self._idle_timeout = idle_timeout
+    def __init__(self, arguments: dict[str, Any], problem: str, library_fds: set[int]) -> None:
+        self._arguments = arguments
+        self._sock = socket.socket(fileno=arguments["fd"])
+        self._folder = Path(arguments["folder"]) if arguments["folder"] else None
         self._problem = problem
         self._library_fds = library_fds  # opened by imports; ranks keep them
         self._agents: dict[int, int] = {}  # pidfd -> pid
         self._idle_since = time.monotonic()
         self._poll = select.poll()
-        self._parent = self._watch_parent(*parent)
-        if folder:
-            sock.setblocking(False)
-            self._poll.register(sock, select.POLLIN)
+        self._parent = self._watch_parent(*arguments["parent"])
+        if self._folder:
+            self._sock.setblocking(False)
+            self._poll.register(self._sock, select.POLLIN)
 
     def _watch_parent(self, pid: int, started: int) -> int:
         try:
@@ -116,10 +110,27 @@ class _Server:
                     self._bury(fd)
                 else:
                     self._accept()
-            if self._folder and not self._folder.exists():
+            if self._folder and not self._is_wanted(self._folder):
                 self._end()
-            if not self._agents and time.monotonic() - self._idle_since > self._idle_timeout:
-                self._retire()
+            if self._folder and not self._agents:
+                self._be_idle(time.monotonic() - self._idle_since)
+
+    def _be_idle(self, seconds: float) -> None:
+        if seconds > self._arguments["idle_timeout"]:
+            self._retire()
+        elif seconds > _IMPORT_WHEN_IDLE and self._arguments["preload_idle"]:
+            with warnings.catch_warnings():  # a rank that never imports them must not have their filters
+                problem = _import(self._arguments["preload_idle"])
+            if problem or not _safe_to_fork():
+                _start_over(self._arguments | {"preload_idle": []})
+            self._arguments["preload_idle"] = []
+            self._library_fds = _open_fds() - {self._sock.fileno(), self._parent}
+
+    def _is_wanted(self, folder: Path) -> bool:
+        try:
+            return all(entry.exists() for entry in folder.iterdir() if entry.name.startswith(LIFELINE))
+        except FileNotFoundError:
+            return False  # the folder itself is gone
 
     def _accept(self) -> None:
         try:

@@ -35,7 +35,9 @@ class Site:
         parent: Pid of the process that forkservers end with.
         sys_path: Where ranks look for modules.
         cwd: Where they start.
+        lifeline: A folder whose end is the forkservers' end too, besides their own folder's.
         environ: Variables that ranks get beyond this process's own.
+        start_environ: Variables that forkservers start with beyond this process's own.
     """
 
     root: str
@@ -43,7 +45,9 @@ class Site:
     parent: int
     sys_path: tuple[str, ...]
     cwd: str
+    lifeline: Path | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
+    start_environ: Mapping[str, str] = field(default_factory=dict)
 
 
 def lead(
@@ -67,7 +71,7 @@ def lead(
     Raises:
         NodeError: The ranks could not be started, or their agent was lost.
     """
-    environ = {name: value for name, value in os.environ.items() if not _SECRETS.search(name)}
+    environ = without_secrets(os.environ)
     conn = _connect(order, site, environ)
     with conn:
         on_connected(conn)
@@ -94,12 +98,23 @@ def lead(
     return list(_rows(header["rows"], bytes(body)))
 
 
-def _connect(order: Order, site: Site, environ: Mapping[str, str]) -> socket.socket:
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment without what opens Spark's own sockets."""
+    return {name: value for name, value in environ.items() if not _SECRETS.search(name)}
+
+
+def warm_up(order: Order, site: Site, environ: Mapping[str, str]) -> None:
+    """Has the forkserver for an order started, if it is not there, without waiting for it."""
+    warm.connect(_kind(order, site, environ), site.base, environ).close()
+
+
+def _kind(order: Order, site: Site, environ: Mapping[str, str]) -> warm.Kind:
     framework = resolve(order.framework, order.launcher)
     start_env = {**environ, **order.env}
-    kind = warm.Kind(
+    return warm.Kind(
         root=site.root,
         preload=("pyspark.cloudpickle", *framework.preload),
+        preload_idle=framework.preload_idle,
         distribution=framework.distribution,
         environ={
             name: value
@@ -109,8 +124,12 @@ def _connect(order: Order, site: Site, environ: Mapping[str, str]) -> socket.soc
         parent=site.parent,
         idle_timeout=order.idle_timeout,
     )
+
+
+def _connect(order: Order, site: Site, environ: Mapping[str, str]) -> socket.socket:
+    kind = _kind(order, site, environ)
     for _ in range(2):  # a server may be killed, or end, just as we connect
-        conn = warm.connect(kind, site.base, environ)
+        conn = warm.connect(kind, site.base, {**environ, **site.start_environ}, site.lifeline)
         try:
             answer = wire.receive(conn, max_body=0)
         except OSError:

@@ -13,6 +13,21 @@ class NodeError(SparkdistError, RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Host:
+    """A place for forkservers that the driver and the executors of a local master share.
+
+    Attributes:
+        base: Folder in which forkservers have theirs.
+        root: Folder that holds the sparkdist package.
+        pid: The driver, which forkservers end with.
+    """
+
+    base: str
+    root: str
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Order:
     """One attempt of a run, as data.
 
@@ -33,6 +48,8 @@ class Order:
         token: Proves to the control channel that an agent belongs to this run.
         logs: Which ranks' lines go to the driver: `"all"`, `"rank0"` or `"none"`.
         idle_timeout: Seconds without a run after which a forkserver ends.
+        host: The driver's own place for forkservers where executors are in its JVM, so that it
+            can start one before Spark has started its Python workers; else None.
     """
 
     run_id: str
@@ -50,6 +67,7 @@ class Order:
     token: str = field(repr=False)
     logs: str
     idle_timeout: float
+    host: Host | None = None
 
     def to_json(self) -> str:
         """Returns the order as JSON."""
@@ -62,4 +80,6 @@ class Order:
         for name in ("launcher_args", "script", "control"):
             if fields[name] is not None:
                 fields[name] = tuple(fields[name])
+        if fields["host"] is not None:
+            fields["host"] = Host(**fields["host"])
         return cls(**fields)

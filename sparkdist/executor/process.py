@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -20,7 +20,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
 _KILL_TIME = 5.0  # s after which a process that SIGKILL does not end (a dead disk, say) is given up
 _HELPER_GRACE = 1.0  # s that shared-memory helpers get to clean /dev/shm once their users are dead
-_HELPERS = (b"resource_tracker", b"torch_shm_manager")
+_TRACKER = b"from multiprocessing.resource_tracker import"  # how multiprocessing starts its own
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -75,20 +75,26 @@ def state(pid: int) -> str:
 def descendants(root: int) -> list[int]:
     """Returns the pids of all processes below `root`, parents before children."""
     children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                stat = _stat(int(entry))
-            except OSError:
-                continue
-            if stat[0] != "Z":
-                children.setdefault(int(stat[1]), []).append(int(entry))
+    for pid, parent, letter in _processes():
+        if letter != "Z":
+            children.setdefault(parent, []).append(pid)
     found, queue = [], [root]
     while queue:
         below = children.get(queue.pop(), [])
         found += below
         queue += below
     return found
+
+
+def _processes() -> Iterator[tuple[int, int, str]]:
+    """Yields the pid, the parent and the state's letter of every process."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                letter, parent, *_ = _stat(int(entry))
+            except OSError:
+                continue
+            yield int(entry), int(parent), letter
 
 
 def end_descendants(spare: Callable[[int], bool] = lambda pid: False) -> None:
@@ -101,6 +107,9 @@ def end_descendants(spare: Callable[[int], bool] = lambda pid: False) -> None:
     """
     _end(lambda: [pid for pid in _not_spared(spare) if not _is_helper(pid)], grace=0.0)
     _end(lambda: _not_spared(spare), grace=_HELPER_GRACE)
+    for pid, parent, letter in _processes():
+        if parent == os.getpid() and letter == "Z" and not spare(pid):
+            _reap(pid)
 
 
 def _end(find: Callable[[], list[int]], grace: float) -> None:
@@ -115,7 +124,6 @@ def _end(find: Callable[[], list[int]], grace: float) -> None:
             for pid in pids:
                 _kill(pid)
             _wait_any(pids, 0.05)
-        _reap(pids)
         pids = find()
 
 
@@ -144,12 +152,11 @@ def _wait_any(pids: Iterable[int], timeout: float) -> None:
         os.close(fd)
 
 
-def _reap(pids: Iterable[int]) -> None:
-    for pid in pids:
-        try:
-            os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            continue  # not a child of ours (yet): its parent or a later round reaps it
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass  # reaped meanwhile
 
 
 def _kill(pid: int) -> None:
@@ -161,10 +168,10 @@ def _kill(pid: int) -> None:
 
 def _is_helper(pid: int) -> bool:
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return any(name in command for name in _HELPERS)
+    return command[0].endswith(b"torch_shm_manager") or any(arg.startswith(_TRACKER) for arg in command)
 
 
 def _stat(pid: int) -> list[str]:

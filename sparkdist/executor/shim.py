@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import sys
 
 
@@ -31,11 +33,41 @@ def main() -> None:
         stacks=os.open(stacks, os.O_RDWR | os.O_APPEND),
     )
     worker.redirect(ends)
+    if not orders["script"]:
+        _fork_a_function(ends.events, ends.outcome)
     with open(spec["function"], "rb") as stream:
         function = stream.read()
     os.chdir(orders["cwd"])
     sys.path[:] = orders["sys_path"]
     worker.run(ends, orders, function)
+
+
+def _fork_a_function(events: int, outcome: int) -> None:
+    """Returns in a child; this process then ends as the child does, unless it exits with 0 early.
+
+    A launcher takes 0 for success, and would let the function's peers wait for it for ever.
+    """
+    from sparkdist import wire
+    from sparkdist.executor import process
+
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        process.die_with_parent(parent)
+        return
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, lambda number, frame: os.kill(child, number))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has left one already
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(parent, -code)
+    if code == 0 and os.fstat(outcome).st_size == 0:
+        code = 1
+        os.write(events, wire.pack({"kind": "exited", "code": 0, "message": ""}))
+    os._exit(code)
 
 
 if __name__ == "__main__":

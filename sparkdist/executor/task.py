@@ -14,14 +14,16 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
+import pyspark
 from pyspark import BarrierTaskContext
 
 from sparkdist.executor import topology
 from sparkdist.executor.leader import Row, Site, lead
 from sparkdist.executor.link import Link, dial
-from sparkdist.executor.order import NodeError, Order
+from sparkdist.executor.order import Host, NodeError, Order
 from sparkdist.executor.topology import Node
 
 _KNOCK = 0.02  # s between a follower's attempts to find its leader
@@ -49,7 +51,7 @@ def run_task(order_json: str, function: bytes, parcel: bytes, root: str) -> Iter
         node = next(node for node in gang if partition in node.tasks)
         if partition == node.leader:
             with _Followers(order, node) as followers:
-                yield from lead(order, node, _site(root), function, parcel)
+                yield from lead(order, node, _site(order, root), function, parcel)
                 followers.release()
         else:
             _follow(order, node)
@@ -72,9 +74,30 @@ def _base() -> Path:
     return Path(os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")[0])
 
 
-def _site(root: str) -> Site:
+def _site(order: Order, root: str) -> Site:
     path = tuple(os.path.abspath(entry) for entry in sys.path if entry != root)
-    return Site(root=root, base=_base(), parent=os.getppid(), sys_path=path, cwd=os.getcwd())
+    host = order.host or Host(base=str(_base()), root=root, pid=os.getppid())
+    return Site(
+        root=host.root,
+        base=Path(host.base),
+        parent=host.pid,
+        lifeline=_base(),
+        sys_path=path,
+        cwd=os.getcwd(),
+        start_environ=_without_zipped_pyspark(),
+    )
+
+
+def _without_zipped_pyspark() -> dict[str, str]:
+    """Lets a forkserver import an installed pyspark: from Spark's zip that takes a second longer."""
+    try:
+        installed = metadata.version("pyspark")
+    except metadata.PackageNotFoundError:
+        return {}
+    if installed != pyspark.__version__:
+        return {}
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return {"PYTHONPATH": os.pathsep.join(p for p in path if os.path.basename(p) != "pyspark.zip")}
 
 
 class _Followers:

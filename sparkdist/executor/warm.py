@@ -26,6 +26,7 @@ from sparkdist.executor import process
 MARKER = "SPARKDIST_FORKSERVER"  # in the environment the server was started with: finds its tree in /proc
 
 # Imported with one thread: a pool started in the server would be missing, and waited for, in a fork.
+LIFELINE = "lifeline-"
 _SINGLE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 START = (
     "import os, sys\n"
@@ -43,6 +44,7 @@ class Kind:
     Attributes:
         root: Folder that holds the sparkdist package.
         preload: Modules to import.
+        preload_idle: Modules to import once no run needs the server.
         distribution: The framework's package; its version is part of the key.
         environ: Variables that are read when Python starts or the framework is imported.
         parent: Pid of the process it ends with: Spark's Python daemon, or the driver.
@@ -51,6 +53,7 @@ class Kind:
 
     root: str
     preload: tuple[str, ...]
+    preload_idle: tuple[str, ...]
     distribution: str | None
     environ: Mapping[str, str]
     parent: int
@@ -71,19 +74,24 @@ class Kind:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
-def connect(kind: Kind, base: Path, environ: Mapping[str, str]) -> socket.socket:
+def connect(
+    kind: Kind, base: Path, environ: Mapping[str, str], lifeline: Path | None = None
+) -> socket.socket:
     """Returns a connection to a new agent of this kind's server, which is started if need be.
 
     Args:
         kind: The kind of server.
         base: Folder in which servers have theirs.
         environ: Environment to start a server with.
+        lifeline: A folder whose end is the server's end too.
     """
     key = kind.key()
     environ = {**environ, **dict.fromkeys(_SINGLE_THREAD, "1"), **kind.environ, MARKER: key}
     try:
         folder = _own_folder(base / f"sparkdist-fork-{key}")
         with locked(folder):
+            if lifeline:
+                _tie(folder, lifeline)
             return _connect_or_start(kind, folder, environ)
     except OSError:
         # The folder cannot be used (read-only, full, missing): a server for this run alone.
@@ -91,6 +99,15 @@ def connect(kind: Kind, base: Path, environ: Mapping[str, str]) -> socket.socket
         with theirs:
             _spawn(kind, None, theirs, environ)
         return ours
+
+
+def _tie(folder: Path, lifeline: Path) -> None:
+    """Ties a server to one more folder: it ends when a link of this kind dangles."""
+    name = hashlib.sha256(str(lifeline).encode()).hexdigest()[:16]
+    try:
+        os.symlink(lifeline, folder / f"{LIFELINE}{name}")
+    except FileExistsError:
+        pass
 
 
 def _connect_or_start(kind: Kind, folder: Path, environ: Mapping[str, str]) -> socket.socket:
@@ -122,6 +139,7 @@ def _spawn(kind: Kind, folder: Path | None, sock: socket.socket, environ: Mappin
         "parent": [kind.parent, process.start_time(kind.parent)],
         "idle_timeout": kind.idle_timeout,
         "preload": kind.preload,
+        "preload_idle": kind.preload_idle,
     }
     child = subprocess.Popen(
         [sys.executable, "-c", START, kind.root, json.dumps(arguments)],

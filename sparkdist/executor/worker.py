@@ -51,7 +51,6 @@ def be_rank(ends: Ends, keep: set[int], framework: Framework, function: bytes) -
     time.tzset()
     os.chdir(orders["cwd"])
     sys.path[:] = orders["sys_path"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
     framework.after_fork(os.environ)
     run(ends, orders, function)
 
@@ -61,6 +60,8 @@ def run(ends: Ends, orders: dict[str, Any], function: bytes) -> NoReturn:
     stacks = os.fdopen(ends.stacks, "w", closefd=False)
     faulthandler.enable(file=2)  # a crash in C leaves its Python stack in the rank's last lines
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
+    # A JVM starts Python with some of them blocked.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     rank_context.enter(rank_context.RankContext(**orders["context"]))
     program = _Program(ends, orders["script"], function)
     program.run()
@@ -89,6 +90,9 @@ class _Program:
             self._returned(value, time.monotonic() - started)
 
     def _run_function(self) -> object:
+        # Not what started this process: a parser of arguments finds none, as in an interactive session.
+        sys.argv[:] = [""]
+        sys.modules["__main__"] = types.ModuleType("__main__")
         function, args, kwargs = values.loads(self._function)
         self._say(kind="entered", pid=os.getpid())
         return function(*args, **kwargs)
@@ -114,6 +118,7 @@ class _Program:
         except Exception as error:
             name = values.type_name(value)
             reason = f"does not pickle ({type(error).__name__}: {_cut(values.safe_text(error))})"
+            self._write_outcome(values.dumps(None))  # something: the function came to its end
             self._say(kind="unpicklable", type_name=name, message=reason)
         else:
             self._write_outcome(data)

@@ -56,6 +56,8 @@ class Framework:
         distribution: The package that executors must have, or None.
         preload: Modules that the forkserver imports once, before any rank is forked. They must be
             safe to fork after import: no threads, no device opened.
+        preload_idle: More of them, which ranks often import later by themselves: the forkserver
+            imports them when it has nothing to do, so that no start waits for them.
         start_env: Globs of variables that are read when Python starts or the framework is
             imported; runs that differ in them do not share a forkserver.
         reserved_env: Names that the plug-in computes and a user may not set.
@@ -66,6 +68,7 @@ class Framework:
     name: str = "plain"
     distribution: str | None = None
     preload: tuple[str, ...] = ()
+    preload_idle: tuple[str, ...] = ()
     start_env: tuple[str, ...] = ("PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTHONDEVMODE")
     reserved_env: frozenset[str] = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"})
     has_store: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,6 +33,7 @@ TORCHRUN_ENV = frozenset(
         "TORCHELASTIC_RUN_ID",
         "TORCHELASTIC_USE_AGENT_STORE",
         "TORCHELASTIC_ERROR_FILE",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",
     }
 )
 
@@ -42,6 +44,7 @@ class Torch(Framework):
     name = "torch"
     distribution = "torch"
     preload: tuple[str, ...] = ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data")
+    preload_idle = ("torch._dynamo", "torch.distributed.fsdp")  # making a DDP model imports the first: 1 s
     start_env = (*Framework.start_env, "TORCH_*", "PYTORCH_*")
     reserved_env = TORCHRUN_ENV
     has_store = True
@@ -73,6 +76,7 @@ class Torch(Framework):
             "TORCHELASTIC_RUN_ID": place.run_id,
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_ERROR_FILE": place.error_file,
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
             "OMP_NUM_THREADS": str(place.threads),
         }
@@ -82,12 +86,16 @@ class Torch(Framework):
         return env
 
     def after_fork(self, environ: Mapping[str, str]) -> None:
-        """Sets the thread count, which the forkserver kept at 1, and numpy's random state."""
-        import numpy
+        """Sets the thread count, which the forkserver kept at 1, and seeds anew what ranks draw from.
+
+        The forkserver's state would give all ranks of all its runs the same random numbers.
+        """
         import torch
 
         torch.set_num_threads(int(environ["OMP_NUM_THREADS"]))
-        numpy.random.seed()
+        torch.default_generator.seed()  # not torch.seed(): GPUs start from a fixed seed
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()
 
     def own_error(self, error_file: str) -> str:
         """Returns the message of torch.distributed.elastic's `@record`, or ""."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from sparkdist.errors import ConfigurationError
 from sparkdist.frameworks.base import Place
 from sparkdist.frameworks.torch import Torch
@@ -22,6 +24,8 @@ _OURS = (
     "no-python",
     "run-path",
 )
+
+_ENDED = (-signal.SIGTERM, -signal.SIGKILL)
 
 
 class Torchrun(Torch):
@@ -54,6 +58,8 @@ class Torchrun(Torch):
         try:
             main([*options, *args, *shim])
         except ChildFailedError as error:
-            failures = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
+            first, *others = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
+            # torchrun names those, too, that it ended because of the first.
+            failures = [first, *(other for other in others if other.exitcode not in _ENDED)]
             return {failure.local_rank: failure.exitcode for failure in failures}
         return {}
