@@ -39,8 +39,10 @@ def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
     failures = _failures(ranks, board.failed)
     if failures:
         raise TrainingFailed(failures, order.run_id)
-    if any(header["kind"] == "stopped" for header, _ in ranks) or len(ranks) != order.world_size:
-        raise _lost(order, "the ranks were stopped from outside")
+    stopped = [header for header, _ in ranks if header["kind"] == "stopped"]
+    if stopped or len(ranks) != order.world_size:
+        reasons = [header["message"] for header in stopped if "message" in header]
+        raise _lost(order, (reasons or ["the ranks were stopped from outside"])[0])
     return tuple(_result(header, blob, board) for header, blob in ranks)
 
 

@@ -74,6 +74,7 @@ class Agent:
         self._kill_at: float | None = None
         self._dump_until: float | None = None
         self._memory_kills = process.memory_kills()
+        self._epoch = time.time() - time.monotonic()  # read once, so that moments keep their order
 
     def _emitter(self, rank: int) -> Callable[[int, bool, bytes], None] | None:
         wanted = self.order.logs == "all" or (self.order.logs == "rank0" and rank == 0)
@@ -185,7 +186,7 @@ class Agent:
             return  # what a rank does once it was asked to stop is no failure of its own
         now = time.monotonic()
         self.staff.blame_the_dying(now)
-        rank.fail(now + 1e-6)  # a peer that is just dying came first
+        rank.fail(now + 1e-5)  # a peer that is just dying came first
         if self.staff.framework.whole_node:
             return
         for failed in sorted(self.staff.ranks, key=lambda rank: rank.failed_at):
@@ -229,12 +230,8 @@ class Agent:
         for local, rank in enumerate(self.staff.ranks):
             rank.alive = False
             rank.exit_code = codes.get(local, None if launcher.exit_code else 0)
-            if (
-                launcher.exit_code
-                and local not in codes
-                and not (rank.left and rank.left["kind"] not in RETURNED)
-            ):
-                rank.failed_at = 0.0  # stopped by the launcher for a peer's sake
+            if launcher.exit_code and local not in codes and not rank.complained:
+                rank.failed_at = 0.0  # stopped by the launcher, for a peer's sake or its own
             elif not rank.succeeded(self._is_script):
                 self._failed(rank)
 
@@ -260,8 +257,10 @@ class Agent:
         """Returns what the driver is told of an ended rank, but for its outcome's bytes."""
         row = rank.verdict(self._is_script)
         row |= {"rank": rank.rank, "node": self.node.index, "host": socket.gethostname()}
-        if row["kind"] not in (*RETURNED, "stopped"):
+        if row["kind"] == "stopped" and self.staff.launcher:
+            row["message"] = f"{self.order.launcher} {self.staff.launcher.end}"
+        elif row["kind"] not in (*RETURNED, "stopped"):
             row["log_tail"] = self._pumps[rank.rank].tail()
             row["own_error"] = self.staff.own_error(rank)
-            row["failed_at"] = time.time() - (time.monotonic() - rank.failed_at)
+            row["failed_at"] = self._epoch + rank.failed_at
         return row

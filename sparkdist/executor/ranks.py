@@ -106,6 +106,11 @@ class Rank:
                 break  # it died while parked; its exit status tells
         os.close(self.pipes.orders)
 
+    @property
+    def complained(self) -> bool:
+        """Whether it said itself that it has failed."""
+        return self.left is not None and self.left["kind"] not in RETURNED
+
     def take_event(self, header: wire.Header) -> None:
         """Notes what the rank said of itself."""
         if header["kind"] != "entered":
@@ -142,7 +147,7 @@ class Rank:
             return self.left or {"kind": "returned", "type_name": "NoneType", "seconds": 0.0}
         if not self.failed_at:
             return {"kind": "stopped"}
-        if self.left and self.left["kind"] not in RETURNED:
+        if self.left and self.complained:
             return self.left
         if self.exit_code is None:
             return {"kind": "lost", "message": "its exit code is unknown"}

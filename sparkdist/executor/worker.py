@@ -76,10 +76,10 @@ class _Program:
         self._script = script
         self._function = function
         self._code = 0
+        self._started = time.monotonic()
 
     def run(self) -> None:
         """Runs it and says how it ended."""
-        started = time.monotonic()
         try:
             value = self._run_script() if self._script else self._run_function()
         except SystemExit as stop:
@@ -87,7 +87,7 @@ class _Program:
         except BaseException as error:
             self._raised(error)
         else:
-            self._returned(value, time.monotonic() - started)
+            self._returned(value)
 
     def _run_function(self) -> object:
         # Not what started this process: a parser of arguments finds none, as in an interactive session.
@@ -112,7 +112,7 @@ class _Program:
         exec(code, main.__dict__)
         return None
 
-    def _returned(self, value: object, seconds: float) -> None:
+    def _returned(self, value: object) -> None:
         try:
             data = values.dumps(value)
         except Exception as error:
@@ -122,6 +122,7 @@ class _Program:
             self._say(kind="unpicklable", type_name=name, message=reason)
         else:
             self._write_outcome(data)
+            seconds = time.monotonic() - self._started
             self._say(kind="returned", type_name=values.type_name(value), seconds=seconds)
 
     def _raised(self, error: BaseException) -> None:
@@ -143,8 +144,7 @@ class _Program:
             print(message, file=sys.stderr)
         self._code = int(code or 0)
         if self._script and self._code == 0:
-            self._write_outcome(values.dumps(None))
-            self._say(kind="returned", type_name="NoneType", seconds=0.0)
+            self._returned(None)
         else:
             self._say(kind="exited", code=self._code, message=message)
 
