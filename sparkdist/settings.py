@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -100,6 +100,7 @@ class Settings:
         self._set("forward_env", _strings("forward_env", self.forward_env))
         self._set("ship", _paths(self.ship))
         self._set("torchrun_args", _strings("torchrun_args", self.torchrun_args))
+        _check_session(self.spark)
         _one_of("logs", self.logs, ("all", "rank0", "none"))
         _one_of("launcher", self.launcher, ("fast", "torchrun"))
         if self.torchrun_args and self.launcher != "torchrun":
@@ -123,14 +124,14 @@ class Settings:
 
 
 def positive_int(name: str, value: object) -> int:
-    """Returns `value` if it is an int of at least 1 (bool is not one).
+    """Returns `value` as an int if it is an integer, numpy's too, of at least 1 (bool is none).
 
     Raises:
         ConfigurationError: It is not.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise ConfigurationError(f"{name} must be an integer of at least 1, not {value!r}")
-    return value
+    return int(value)
 
 
 def optional_bool(name: str, value: object) -> bool | None:
@@ -200,6 +201,13 @@ def _paths(value: object) -> tuple[Path, ...]:
             )
         paths.append(path)
     return tuple(paths)
+
+
+def _check_session(value: object) -> None:
+    # By name: a session is a classic or a Connect one, and neither is worth an import here.
+    kinds = [kind for kind in type(value).__mro__ if kind.__name__ == "SparkSession"]
+    if value is not None and not any(kind.__module__.startswith("pyspark.sql") for kind in kinds):
+        raise ConfigurationError(f"spark must be a SparkSession, not a {type(value).__name__}")
 
 
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:

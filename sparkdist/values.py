@@ -94,7 +94,7 @@ def dump_exception(exc: BaseException) -> bytes | None:
         exc.__traceback__, exc.__cause__, exc.__context__, exc.__suppress_context__ = kept
 
 
-def load_exception(data: bytes | None, expected_type_name: str) -> BaseException | None:
+def load_exception(data: bytes | bytearray | None, expected_type_name: str) -> BaseException | None:
     """Unpickles an exception.
 
     Returns:

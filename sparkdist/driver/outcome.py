@@ -13,6 +13,11 @@ from sparkdist.executor.order import NodeError, Order
 from sparkdist.results import RankResult
 
 _REASON_LINES = 20
+_TOO_LARGE = (
+    "has {size} bytes pickled; what is over {limit} bytes travels over the control channel, which could not "
+    "be used. Write it to storage and return its path, or set spark.driver.host to an address that executors "
+    "reach."
+)
 
 
 def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
@@ -28,7 +33,7 @@ def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
     except NodeError as error:
         raise PreflightError(str(error)) from None
     except Exception as error:
-        raise _lost(order, f"the Spark job ended: {_reason(error)}") from error
+        raise _lost(order, f"the gang was lost: {_reason(error)}") from error
     for header, _ in rows:
         if header["kind"] == "error":
             raise PreflightError(header["message"])
@@ -36,7 +41,7 @@ def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
     if tasks != order.tasks:
         raise _lost(order, f"only {tasks} of {order.tasks} Spark tasks reported")
     ranks = sorted((row for row in rows if "rank" in row[0]), key=lambda row: row[0]["rank"])
-    failures = _failures(ranks, board.failed)
+    failures = _failures(ranks, board)
     if failures:
         raise TrainingFailed(failures, order.run_id)
     stopped = [header for header, _ in ranks if header["kind"] == "stopped"]
@@ -60,15 +65,18 @@ def _reason(error: BaseException) -> str:
     return "\n".join(lines[:_REASON_LINES]) or values.type_name(error)
 
 
-def _failures(rows: list[Row], told: list[int]) -> dict[int, Failure]:
+def _failures(rows: list[Row], board: Board) -> dict[int, Failure]:
     """Makes the failures, the first in time first.
 
     The order in which agents told of failures counts before the times they name: clocks of hosts
     differ. A value that does not pickle is not a failure of the training and comes after all.
     """
     failed = [row for row in rows if row[0]["kind"] not in ("returned", "stopped", "unpicklable")]
-    failed.sort(key=lambda row: _place_in_time(row[0], told))
-    return {header["rank"]: _failure(header, blob, place) for place, (header, blob) in enumerate(failed)}
+    failed.sort(key=lambda row: _place_in_time(row[0], board.failed))
+    return {
+        header["rank"]: _failure(header, _data(header, blob, board), place)
+        for place, (header, blob) in enumerate(failed)
+    }
 
 
 def _place_in_time(header: wire.Header, told: list[int]) -> tuple[int, float]:
@@ -76,7 +84,7 @@ def _place_in_time(header: wire.Header, told: list[int]) -> tuple[int, float]:
     return (told.index(rank) if rank in told else len(told)), header.get("failed_at", 0.0)
 
 
-def _failure(header: wire.Header, blob: bytes, place: int) -> Failure:
+def _failure(header: wire.Header, data: bytes | bytearray | None, place: int) -> Failure:
     common: dict[str, Any] = {
         "rank": header["rank"],
         "order": place,
@@ -90,7 +98,7 @@ def _failure(header: wire.Header, blob: bytes, place: int) -> Failure:
             type_name=header["type_name"],
             message=header["message"],
             traceback=header["traceback"],
-            exception=values.load_exception(blob, header["type_name"]),
+            exception=values.load_exception(data, header["type_name"]),
             **common,
         )
     message = header.get("message") or header.get("own_error", "")
@@ -105,9 +113,9 @@ def _result(header: wire.Header, blob: bytes, board: Board) -> RankResult:
     rank, type_name = header["rank"], header["type_name"]
     if header["kind"] == "unpicklable":
         raise ResultError(rank, type_name, header["message"])
-    data: bytes | bytearray = blob
-    if "sha256" in header:
-        data = _large(header, board)
+    data = _data(header, blob, board)
+    if data is None:
+        raise ResultError(rank, type_name, _TOO_LARGE.format(size=header["size"], limit=wire.ROW_LIMIT))
     try:
         value = values.loads(data) if data else None
     except Exception as error:
@@ -118,16 +126,11 @@ def _result(header: wire.Header, blob: bytes, board: Board) -> RankResult:
     )
 
 
-def _large(header: wire.Header, board: Board) -> bytearray:
-    """Takes an outcome that came over the control channel, if it is the one that the row names."""
-    rank = header["rank"]
-    data = board.outcomes.pop(rank, None)
-    if data is not None and hashlib.sha256(data).hexdigest() == header["sha256"]:
-        return data
-    raise ResultError(
-        rank,
-        header["type_name"],
-        f"has {header['size']} bytes pickled; what is over {wire.ROW_LIMIT} bytes travels over the control "
-        "channel, which could not be used. Write it to storage and return its path, or set "
-        "spark.driver.host to an address that executors reach.",
-    )
+def _data(header: wire.Header, blob: bytes, board: Board) -> bytes | bytearray | None:
+    """Returns a rank's outcome: the row's, or one from the control channel that is what the row names."""
+    if "sha256" not in header:
+        return blob
+    data = board.outcomes.pop(header["rank"], None)
+    if data is None or hashlib.sha256(data).hexdigest() != header["sha256"]:
+        return None
+    return data

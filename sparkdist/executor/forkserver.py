@@ -94,7 +94,7 @@ class _Server:
             if process.start_time(pid) != started:
                 raise ProcessLookupError
         except OSError:
-            os._exit(0)  # it ended while we were starting
+            self._end()  # it ended while we were starting
         self._poll.register(fd, select.POLLIN)
         return fd
 

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 
 
 def main() -> None:
@@ -55,8 +56,14 @@ def _fork_a_function(events: int, outcome: int) -> None:
     if child == 0:
         process.die_with_parent(parent)
         return
+    pidfd = os.pidfd_open(child)
+
+    def pass_on(number: int, frame: object) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, number)
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, lambda number, frame: os.kill(child, number))
+        signal.signal(number, pass_on)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has left one already

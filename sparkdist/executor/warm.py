@@ -68,8 +68,8 @@ class Kind:
             except metadata.PackageNotFoundError:
                 pass  # its import will fail in the server, which answers with the reason
         parts = [
-            *(self.root, sys.executable, self.preload, version, sorted(self.environ.items())),
-            *(self.parent, process.start_time(self.parent), self.idle_timeout),
+            *(self.root, sys.executable, self.preload, self.preload_idle, version),
+            *(sorted(self.environ.items()), self.parent, process.start_time(self.parent), self.idle_timeout),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 

@@ -94,7 +94,7 @@ class _Program:
         sys.argv[:] = [""]
         sys.modules["__main__"] = types.ModuleType("__main__")
         function, args, kwargs = values.loads(self._function)
-        self._say(kind="entered", pid=os.getpid())
+        self._say(kind="entered")
         return function(*args, **kwargs)
 
     def _run_script(self) -> object:
@@ -108,7 +108,7 @@ class _Program:
         main.__dict__.update(__file__=path, __loader__=SourceFileLoader("__main__", path), __cached__=None)
         sys.modules["__main__"] = main
         code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
-        self._say(kind="entered", pid=os.getpid())
+        self._say(kind="entered")
         exec(code, main.__dict__)
         return None
 
