@@ -6,6 +6,7 @@ The front doors and `Launcher` take these as keyword arguments and pass them thr
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -153,7 +154,10 @@ def looks_secret(name: str) -> bool:
 def _seconds(name: str, value: object) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise ConfigurationError(f"{name} must be a number of seconds, not {value!r}")
-    seconds = float(value)
+    try:
+        seconds = float(value)
+    except OverflowError:
+        seconds = math.inf
     if not 0 < seconds <= threading.TIMEOUT_MAX:  # false of NaN, too
         raise ConfigurationError(
             f"{name} must be more than 0 and at most {threading.TIMEOUT_MAX:.0f} seconds, not {value!r}"

@@ -141,7 +141,7 @@ class _Watch:
 
     def _phase(self) -> str:
         if not self._board.nodes:
-            return "still waiting for slots"
+            return "no executor has reported" if self._gang.holds_slots() else "still waiting for slots"
         entered, size = len(self._board.entered), self._order.world_size
         return "training" if entered == size else f"starting: {entered} of {size} ranks had entered"
 

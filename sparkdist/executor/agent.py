@@ -21,7 +21,7 @@ from sparkdist.executor import process
 from sparkdist.executor.link import Link, dial
 from sparkdist.executor.logs import LogPump
 from sparkdist.executor.order import NodeError, Order
-from sparkdist.executor.ranks import RETURNED, Rank
+from sparkdist.executor.ranks import RETURNED, STACK_SIGNAL, Rank
 from sparkdist.executor.staff import Staff
 from sparkdist.executor.topology import Node
 
@@ -30,7 +30,7 @@ _PULSE = 0.05  # s between looks while something is being waited for that sends 
 _PARCEL_LIMIT = 4 << 30  # bytes
 
 
-def run_agent(conn: socket.socket, folder: Path | None, library_fds: set[int]) -> None:
+def run_agent(conn: socket.socket, folder: Path, library_fds: set[int]) -> None:
     """Serves one run on this node.
 
     Args:
@@ -39,6 +39,7 @@ def run_agent(conn: socket.socket, folder: Path | None, library_fds: set[int]) -
         library_fds: Descriptors that imported libraries opened; ranks keep them.
     """
     process.become_subreaper()
+    signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # so that a rank may be asked before it can answer
     try:
         wire.send(conn, {"kind": "started"})
         message = wire.receive(conn, max_body=0)
@@ -62,7 +63,7 @@ def run_agent(conn: socket.socket, folder: Path | None, library_fds: set[int]) -
 class Agent:
     """The loop over one node's ranks."""
 
-    def __init__(self, conn: socket.socket, message: dict[str, Any], folder: Path | None) -> None:
+    def __init__(self, conn: socket.socket, message: dict[str, Any], folder: Path) -> None:
         self.order = Order.from_json(message["order"])
         self.node = Node(**message["node"])
         self._is_script = self.order.script is not None
@@ -173,6 +174,8 @@ class Agent:
             rank.take_event(header)
             if rank.pid != pid and rank.pidfd >= 0:
                 self._watch(rank.pidfd, self._rank_ended, rank, rank.pidfd)
+            if header["kind"] == "started":
+                continue
             if header["kind"] == "entered":
                 self._link.send({"kind": "entered", "rank": rank.rank})
             elif header["kind"] in RETURNED:
@@ -223,8 +226,7 @@ class Agent:
         codes = launcher.reap()
         for rank in self.staff.ranks:
             self._drain(rank)
-        heard = any(rank.entered or rank.left for rank in self.staff.ranks)
-        if launcher.exit_code and not self._kill_at and not heard:
+        if launcher.exit_code and not self._kill_at and not any(rank.pid for rank in self.staff.ranks):
             tail = "\n".join(self._pumps[self.staff.ranks[0].rank].tail())
             raise NodeError(f"{self.order.launcher} {launcher.end} before any rank started:\n{tail}")
         for local, rank in enumerate(self.staff.ranks):

@@ -17,6 +17,7 @@ import time
 import warnings
 from importlib import import_module
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, NoReturn
 
 from sparkdist import wire
@@ -38,7 +39,6 @@ def main() -> NoReturn:
         _start_over(arguments | {"preload": [], "preload_idle": []})
     library_fds = _open_fds() - {arguments["fd"]}
     _Server(arguments, problem, library_fds).serve()
-    os._exit(0)
 
 
 def _start_over(arguments: dict[str, Any]) -> NoReturn:
@@ -78,6 +78,7 @@ class _Server:
         self._arguments = arguments
         self._sock = socket.socket(fileno=arguments["fd"])
         self._folder = Path(arguments["folder"]) if arguments["folder"] else None
+        self._runs = self._folder or Path(mkdtemp(prefix="sparkdist-"))  # where each run has a folder
         self._problem = problem
         self._library_fds = library_fds  # opened by imports; ranks keep them
         self._agents: dict[int, int] = {}  # pidfd -> pid
@@ -98,7 +99,7 @@ class _Server:
         self._poll.register(fd, select.POLLIN)
         return fd
 
-    def serve(self) -> None:
+    def serve(self) -> NoReturn:
         """Serves until the parent or the folder is gone, or nothing came for too long."""
         if self._folder is None:
             self._fork_agent(self._sock)
@@ -114,6 +115,7 @@ class _Server:
                 self._end()
             if self._folder and not self._agents:
                 self._be_idle(time.monotonic() - self._idle_since)
+        self._end()
 
     def _be_idle(self, seconds: float) -> None:
         if seconds > self._arguments["idle_timeout"]:
@@ -166,8 +168,8 @@ class _Server:
         finally:
             os._exit(0)
 
-    def _run_folder(self, agent: int) -> Path | None:
-        return self._folder / f"run-{agent}" if self._folder else None
+    def _run_folder(self, agent: int) -> Path:
+        return self._runs / f"run-{agent}"
 
     def _bury(self, fd: int) -> None:
         """Reaps an agent, then kills and removes whatever of its run is left."""
@@ -177,9 +179,7 @@ class _Server:
         os.waitpid(agent, 0)
         alive = set(self._agents.values())
         process.end_descendants(spare=alive.__contains__)
-        folder = self._run_folder(agent)
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self._run_folder(agent), ignore_errors=True)
         self._idle_since = time.monotonic()
 
     def _retire(self) -> None:
@@ -196,6 +196,5 @@ class _Server:
         for agent in self._agents.values():
             os.kill(agent, signal.SIGKILL)
         process.end_descendants()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._runs, ignore_errors=True)
         os._exit(0)

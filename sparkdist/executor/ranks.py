@@ -24,7 +24,7 @@ class Pipes:
 
     Attributes:
         stdout, stderr: Read ends of the rank's output.
-        events: Read end of its frames: entered, left.
+        events: Read end of its frames: started, entered, left.
         orders: Write end of what the rank waits for before it starts.
         outcome: The pickled value or exception.
         stacks: What faulthandler writes.
@@ -113,11 +113,11 @@ class Rank:
 
     def take_event(self, header: wire.Header) -> None:
         """Notes what the rank said of itself."""
-        if header["kind"] != "entered":
+        if header["kind"] == "entered":
+            self.entered = time.monotonic()
+        elif header["kind"] != "started":
             self.left = header
-            return
-        self.entered = time.monotonic()
-        if self.pid != header["pid"]:  # a launcher of the framework's own has started it, or again
+        elif self.pid != header["pid"]:  # a launcher of the framework's own has started it, or again
             self.follow(header["pid"])
             self.left, self.failed_at = None, 0.0
 

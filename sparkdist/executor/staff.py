@@ -7,7 +7,6 @@ import socket
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from sparkdist.executor import process, topology, worker
@@ -28,10 +27,10 @@ class Staff:
         node: This node's part of it.
         message: What the task says of itself: environ, sys_path, cwd, root (the folder that holds
             this package), gpus.
-        folder: Where this run's files go.
+        folder: Where this run's files go; made here.
     """
 
-    def __init__(self, order: Order, node: Node, message: dict[str, Any], folder: Path | None) -> None:
+    def __init__(self, order: Order, node: Node, message: dict[str, Any], folder: Path) -> None:
         self.order = order
         self.node = node
         self.framework = resolve(order.framework, order.launcher)
@@ -43,8 +42,8 @@ class Staff:
         self.library_fds: set[int] = set()
         self._message = message
         self._store_pid = 0
-        self._folder = folder or Path(mkdtemp(prefix="sparkdist-"))
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._folder = folder
+        self._folder.mkdir(mode=0o700)
 
     def prepare(self, function: bytes, parcel: bytes, library_fds: set[int]) -> None:
         """Takes what ranks will run.
@@ -178,15 +177,14 @@ class Staff:
             os.truncate(rank.pipes.stacks, 0)
             os.lseek(rank.pipes.stacks, 0, os.SEEK_SET)
             rank.stacks_seen = -1
-            if rank.entered:
-                rank.signal(STACK_SIGNAL)
+            rank.signal(STACK_SIGNAL)
 
     def stacks_printed(self) -> bool:
-        """Says whether every asked rank has printed, and printed nothing new since the last call."""
+        """Says whether every living rank has printed, and printed nothing new since the last call."""
         done = True
         for rank in self.living():
             size = rank.stacks_size()
-            done = done and (not rank.entered or (size > 0 and size == rank.stacks_seen))
+            done = done and size > 0 and size == rank.stacks_seen
             rank.stacks_seen = size
         return done
 

@@ -80,6 +80,7 @@ class _Program:
 
     def run(self) -> None:
         """Runs it and says how it ended."""
+        self._say(kind="started", pid=os.getpid())
         try:
             value = self._run_script() if self._script else self._run_function()
         except SystemExit as stop:

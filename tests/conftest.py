@@ -1,0 +1,101 @@
+"""pytest's plumbing: the Spark session, the check that a run leaves nothing, skips in CI."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Generator, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import support
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
+
+# Whatever a test starts, Spark's JVM and its Python workers included, inherits this.
+os.environ.setdefault(support.TEST_MARKER, uuid.uuid4().hex)
+# Spark would start its workers with whatever python3 is first on PATH.
+os.environ["PYSPARK_PYTHON"] = sys.executable
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A real session on `local[2]`."""
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("sparkdist tests")
+        .config("spark.ui.enabled", False)
+        .config("spark.ui.showConsoleProgress", False)
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", 2)
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def clean(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Asserts that the test left this process as it was, no socket, and within 5 s no process."""
+    if "spark" in request.fixturenames:
+        request.getfixturevalue("spark")  # what a session starts is no leak of the test
+    before, listening = support.own_state(), support.listeners()
+    yield
+    assert support.own_state() == before
+    if not support.wait_until(lambda: not support.run_processes(), 5):
+        pytest.fail(f"of a run, these still live:\n{support.describe(support.run_processes())}")
+    # After the processes: what a rank still held would not be ours to blame.
+    assert support.listeners() - listening == set()
+
+
+# --- a skipped test is a failure in CI ----------------------------------------------------------
+
+
+def _allowed_skips() -> list[str]:
+    """Reads the globs of the tests that may be skipped."""
+    lines = ALLOWED_SKIPS.read_text().splitlines()
+    entries = [line.partition("  # ") for line in lines if line and not line.startswith("#")]
+    for glob, _, reason in entries:
+        if not reason.strip():
+            raise pytest.UsageError(f"{ALLOWED_SKIPS.name}: {glob!r} needs a reason, behind '  # '")
+    return [glob.strip() for glob, _, _ in entries]
+
+
+def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
+    # A test that is expected to fail is as good as skipped, whether it then fails or not.
+    expected = getattr(report, "wasxfail", None)
+    if os.environ.get("CI") != "true" or not (report.skipped or expected is not None):
+        return
+    # A parameter's brackets would be read as a set of characters: hence the equality.
+    if any(report.nodeid == glob or fnmatchcase(report.nodeid, glob) for glob in _allowed_skips()):
+        return
+    why = report.longrepr[2] if isinstance(report.longrepr, tuple) else f"expected to fail: {expected}"
+    report.outcome = "failed"
+    report.longrepr = f"skipped in CI, and {ALLOWED_SKIPS.name} does not list {report.nodeid}: {why}"
+    report.__dict__.pop("wasxfail", None)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turns a test's skip into a failure."""
+    report = yield
+    _fail_if_skipped(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Turns a whole module's skip into a failure."""
+    report = yield
+    _fail_if_skipped(report)
+    return report

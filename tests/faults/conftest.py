@@ -1,0 +1,56 @@
+"""Every way to start ranks, as fixtures, and the promise that after a fault the next run works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.faults import programs
+from tests.faults.ways import Way
+
+
+def _way(request: pytest.FixtureRequest, name: str) -> Iterator[Way]:
+    launcher, place = name.split("-")
+    for promise in ("spark", "clean"):
+        request.getfixturevalue(promise)
+    way = Way(launcher, place == "local", request.getfixturevalue("tmp_path") / "moment")
+    yield way
+    assert way.launch(programs.rank).values == [0, 1]
+
+
+@pytest.fixture(params=["fast-spark", "fast-local", "torchrun-spark", "torchrun-local"])
+def way(request: pytest.FixtureRequest) -> Iterator[Way]:
+    """Every launcher at every place: for what a launcher could get wrong."""
+    yield from _way(request, request.param)
+
+
+@pytest.fixture(params=["fast-spark", "fast-local", "torchrun-local"])
+def lean(request: pytest.FixtureRequest) -> Iterator[Way]:
+    """Every launcher and every place, but not their product, which takes long."""
+    yield from _way(request, request.param)
+
+
+@pytest.fixture(params=["fast-spark", "fast-local"])
+def fast(request: pytest.FixtureRequest) -> Iterator[Way]:
+    """The fast launcher at every place: for what happens above or below a launcher."""
+    yield from _way(request, request.param)
+
+
+@pytest.fixture(params=["fast-spark", "torchrun-spark"])
+def on_spark(request: pytest.FixtureRequest) -> Iterator[Way]:
+    """Every launcher on Spark: for what takes long, or is Spark's."""
+    yield from _way(request, request.param)
+
+
+@pytest.fixture
+def torchrun(request: pytest.FixtureRequest) -> Iterator[Way]:
+    """torchrun on the driver: for what is torchrun's and takes long."""
+    yield from _way(request, "torchrun-local")
+
+
+@pytest.fixture
+def jobs(spark: Any) -> Callable[[], int]:
+    """Counts the Spark jobs that were ever started."""
+    return lambda: int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())

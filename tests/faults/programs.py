@@ -1,0 +1,277 @@
+"""What ranks run in these tests. Only the standard library at module level: ranks start at once."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+# --- where a fault happens ----------------------------------------------------------------------
+
+
+def beside_a_sleeper(moment: Path, fault: Callable[..., Any], *args: Any) -> Any:
+    """A fault in rank 1 while rank 0 waits for ever."""
+    if rank() == 0:
+        threading.Event().wait()
+    moment.touch()
+    return fault(*args)
+
+
+def beside_a_collective(moment: Path, fault: Callable[..., Any], *args: Any) -> Any:
+    """A fault in rank 1 while rank 0 waits for it in a collective."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.barrier()  # from here on rank 0 has nothing to do but to enter the next one
+    if rank() == 1:
+        moment.touch()
+        fault(*args)
+    dist.barrier()
+
+
+# --- exceptions ---------------------------------------------------------------------------------
+
+
+class Custom(Exception):
+    """Pickles, and comes back as what it was."""
+
+
+class Strict(Exception):
+    """Pickles, but does not unpickle: its `args` are not what its `__init__` takes."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{text} ({code})")
+
+
+class Forgetful(Exception):
+    """Comes back with another text."""
+
+    def __reduce__(self) -> Any:
+        return Forgetful, ()
+
+
+class Disguised(Exception):
+    """Comes back as something that is no exception."""
+
+    def __reduce__(self) -> Any:
+        return str, ("gone",)
+
+
+class Mute(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no comment")
+
+
+def holding_a_lock(text: str) -> Exception:
+    return ValueError(text, threading.Lock())
+
+
+def raise_it(kind: Callable[..., BaseException], *args: Any) -> NoReturn:
+    raise kind(*args)
+
+
+def raise_it_large(size: int) -> NoReturn:
+    raise ValueError("x" * size)
+
+
+class FailsToUnpickle:
+    """Pickles on the driver; raises on a rank."""
+
+    def __reduce__(self) -> Any:
+        return fail_on_a_rank, ()
+
+
+def fail_on_a_rank() -> NoReturn:
+    raise LookupError("not here")
+
+
+def raise_chained() -> NoReturn:
+    try:
+        raise_it(KeyError, "inner")
+    except KeyError as cause:
+        raise ValueError("outer") from cause
+
+
+# --- ends ---------------------------------------------------------------------------------------
+
+
+def kill_itself(number: int) -> NoReturn:
+    os.kill(os.getpid(), number)
+    signal.pause()
+    raise AssertionError
+
+
+def say_and_die(text: str) -> NoReturn:
+    print(text)
+    kill_itself(signal.SIGKILL)
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def eat_a_gigabyte() -> int:
+    """Writes to that much memory: pages that are only reserved count for nothing."""
+    return len(bytearray(os.urandom(1 << 20)) * 1024)
+
+
+# --- results ------------------------------------------------------------------------------------
+
+
+class Fragile:
+    """Pickles on a rank; does not unpickle where RANK is not set."""
+
+    def __reduce__(self) -> Any:
+        return rank, ()
+
+
+def value_of_rank_1(make: Callable[..., Any], *args: Any) -> Any:
+    return make(*args) if rank() == 1 else None
+
+
+def random_bytes(size: int) -> tuple[str, bytes]:
+    import hashlib
+
+    data = os.urandom(1 << 20) * (size >> 20)
+    return hashlib.sha256(data).hexdigest(), data
+
+
+# --- waits --------------------------------------------------------------------------------------
+
+
+def spin_for_ever() -> NoReturn:
+    while True:
+        pass
+
+
+def sleep_for_ever() -> NoReturn:
+    while True:
+        time.sleep(3600)
+
+
+def spin_beside_a_thread() -> NoReturn:
+    threading.Thread(target=sleep_for_ever, daemon=True).start()
+    spin_for_ever()
+
+
+def ignore_sigterm() -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sleep_for_ever()
+
+
+def spin_in_c() -> None:
+    """Never leaves C and holds the GIL: no other Python code can run in this process."""
+    sum(range(10**18))
+
+
+def stop_itself() -> NoReturn:
+    kill_itself(signal.SIGSTOP)
+
+
+def one_each(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
+    return first() if rank() == 0 else second()
+
+
+class BlocksRank1:
+    """Blocks rank 1 when it is unpickled, so before the function is entered."""
+
+    def __reduce__(self) -> Any:
+        return block_rank_1, ()
+
+
+def block_rank_1() -> None:
+    if rank() == 1:
+        sleep_for_ever()
+
+
+def take(value: object) -> None: ...
+
+
+def announce_and_wait(folder: Path, ignore: bool = False) -> NoReturn:
+    """Waits for ever, once a file of its own says so; may refuse to end when asked to."""
+    if ignore:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    announce(folder)
+    sleep_for_ever()
+
+
+def announce(folder: Path) -> None:
+    """Writes this rank's pid to a file that appears whole."""
+    draft = folder / f".{rank()}"
+    draft.write_text(str(os.getpid()))
+    draft.rename(folder / str(rank()))
+
+
+def announce_and_return(folder: Path, go: Path) -> int:
+    """Returns when it is told to."""
+    announce(folder)
+    while not go.exists():
+        time.sleep(0.01)
+    return rank()
+
+
+# --- leftovers ----------------------------------------------------------------------------------
+
+
+def leave_a_thread() -> int:
+    threading.Thread(target=sleep_for_ever).start()
+    return rank()
+
+
+def leave_a_daemon(folder: Path) -> int:
+    """Leaves a process in a session of its own whose parent is gone."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        (folder / str(rank())).write_text(str(os.getpid()))
+        os.close(writer)
+        sleep_for_ever()
+    os.close(writer)
+    os.read(reader, 1)  # until it has written its pid
+    return rank()
+
+
+def leave_a_data_loader() -> int:
+    import torch
+
+    data: Any = list(range(8))
+    loader = torch.utils.data.DataLoader(data, num_workers=1, persistent_workers=True)
+    leave_a_data_loader.kept = iter(loader)  # type: ignore[attr-defined]
+    next(leave_a_data_loader.kept)  # type: ignore[attr-defined]
+    return rank()
+
+
+def leave_a_reader_of_stdout() -> int:
+    """Leaves a process that holds this rank's stdout and stderr open."""
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    return rank()
+
+
+# --- output -------------------------------------------------------------------------------------
+
+
+def print_lines(count: int, megabytes_per_second: float) -> None:
+    """Prints lines of 100 bytes, by turns to stdout and stderr, at a steady pace."""
+    began = time.monotonic()
+    for i in range(count):
+        stream = sys.stderr if i % 2 else sys.stdout
+        print(f"{i:08}".ljust(99, "."), file=stream)
+        if i % 100 == 0:
+            ahead = i * 100 / (megabytes_per_second * 1e6) - (time.monotonic() - began)
+            time.sleep(max(0.0, ahead))

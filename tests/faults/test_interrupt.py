@@ -1,0 +1,174 @@
+"""Ctrl-C: the ranks are dead within 5 s, KeyboardInterrupt is raised, and the session goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import pytest
+
+from tests import support
+
+# A user's driver. It is told what to launch, line by line, and says what came of it.
+DRIVER = """
+import json, signal, sys, time
+from pathlib import Path
+from pyspark.sql import SparkSession
+from sparkdist import TorchDistributor
+from tests.faults import programs
+
+def say(**facts):
+    print("\\n@" + json.dumps(facts), flush=True)
+
+# Its making installs pyspark's own handler of SIGINT.
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", False).getOrCreate()
+spark.sparkContext.setLogLevel("ERROR")
+say(ready=signal.getsignal(signal.SIGINT).__module__)
+for line in sys.stdin:
+    order = json.loads(line)
+    distributor = TorchDistributor(2, local_mode=order["local_mode"], launcher=order["launcher"], timeout=60)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        distributor.run(programs.announce_and_wait, Path(order["folder"]), order["deaf"])
+    except KeyboardInterrupt:
+        raised = time.time()
+    restored = signal.getsignal(signal.SIGINT) is before
+    say(raised=raised, restored=restored, next=distributor.launch(programs.rank).values)
+"""
+
+
+class Driver:
+    """A driver in a process of its own."""
+
+    def __init__(self) -> None:
+        root = str(Path(__file__).parents[2])
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER],
+            env=environ,
+            cwd=root,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Ctrl-C in a terminal would reach the JVM as well; pyspark keeps it from that by itself.
+            start_new_session=True,
+        )
+
+    def tell(self, **order: Any) -> None:
+        assert self.process.stdin
+        print(json.dumps(order), file=self.process.stdin, flush=True)
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            if line.startswith("@"):
+                return json.loads(line[1:])
+        raise AssertionError("the driver ended")
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Driver]:
+    driver = Driver()
+    try:
+        assert driver.hear() == {"ready": "pyspark.core.context"}
+        yield driver
+    finally:
+        driver.process.kill()
+        driver.process.communicate()
+
+
+def pids_of(folder: Path) -> list[int]:
+    """Waits until both ranks have announced themselves."""
+    assert support.wait_until(lambda: {"0", "1"} <= set(os.listdir(folder)), 60)
+    return [int((folder / rank).read_text()) for rank in "01"]
+
+
+def dead(pids: list[int]) -> bool:
+    return not set(pids) & set(support.parents())
+
+
+WAYS = [("fast", False), ("fast", True), ("torchrun", False), ("torchrun", True)]
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["", "ranks-ignore-sigterm"])
+@pytest.mark.parametrize(("launcher", "local_mode"), WAYS)
+def test_ctrl_c(driver: Driver, clean: None, tmp_path: Path, launcher, local_mode, deaf):
+    driver.tell(launcher=launcher, local_mode=local_mode, deaf=deaf, folder=str(tmp_path))
+    pids = pids_of(tmp_path)
+    interrupted = time.time()
+    driver.interrupt()
+    assert support.wait_until(lambda: dead(pids), 5), support.describe(pids)
+    said = driver.hear()
+    assert said["raised"] - interrupted < 8
+    assert said["restored"] and said["next"] == [0, 1]
+
+
+@pytest.mark.parametrize("local_mode", [False, True], ids=["spark", "local"])
+def test_ctrl_c_twice_does_not_wait_for_ranks_that_ignore_sigterm(
+    driver: Driver, clean: None, tmp_path: Path, local_mode
+):
+    driver.tell(launcher="fast", local_mode=local_mode, deaf=True, folder=str(tmp_path))
+    pids = pids_of(tmp_path)
+    interrupted = time.time()
+    driver.interrupt()
+    # The second must not be merged with the first: the kernel keeps one of a kind.
+    assert support.wait_until(lambda: not pending_sigint(driver.process.pid), 5)
+    driver.interrupt()
+    assert support.wait_until(lambda: dead(pids), 1.5), support.describe(pids)
+    said = driver.hear()
+    assert said["raised"] - interrupted < 5
+    assert said["restored"] and said["next"] == [0, 1]
+
+
+def pending_sigint(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = [
+        int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))
+    ]
+    return any(mask >> (signal.SIGINT - 1) & 1 for mask in masks)
+
+
+# --- a notebook ---------------------------------------------------------------------------------
+
+CELL = """
+from pathlib import Path
+from sparkdist import Launcher
+from tests.faults import programs
+Launcher("plain", num_processes=2).run(programs.announce_and_wait, Path({folder!r}))
+"""
+
+
+def test_an_interrupted_notebook_cell(clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from jupyter_client.manager import start_new_kernel
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    manager, client = start_new_kernel(kernel_name="python3")
+    try:
+        client.execute(CELL.format(folder=str(tmp_path)))
+        pids = pids_of(tmp_path)
+        manager.interrupt_kernel()
+        assert support.wait_until(lambda: dead(pids), 5), support.describe(pids)
+        assert reply_of(client)["ename"] == "KeyboardInterrupt"
+        client.execute("assert Launcher('plain', num_processes=2).launch(programs.rank).values == [0, 1]")
+        assert reply_of(client)["status"] == "ok"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def reply_of(client: Any) -> dict[str, Any]:
+    try:
+        return client.get_shell_msg(timeout=30)["content"]
+    except Empty:
+        raise AssertionError("the kernel does not answer") from None

@@ -1,0 +1,59 @@
+"""A way to start ranks: a launcher at a place. What the fixtures of conftest.py hand out."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdist import Results, TorchDistributor, TrainingFailed
+from tests.faults import programs
+
+PROMPT = 5.0  # s from a rank's fault to the driver's error
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to start ranks.
+
+    Attributes:
+        launcher, local_mode: The settings.
+        moment: A file that a rank touches when its fault happens.
+    """
+
+    launcher: str
+    local_mode: bool
+    moment: Path
+
+    def launch(self, program: Any, *args: Any, num_processes: int = 2, **settings: Any) -> Results:
+        """Launches a function or a script; a fault test that hangs fails after a minute."""
+        settings = {"launcher": self.launcher, "timeout": 60, **settings}
+        distributor = TorchDistributor(num_processes, local_mode=self.local_mode, **settings)
+        return distributor.launch(program, *args)
+
+    def failure(self, program: Any, *args: Any, **settings: Any) -> TrainingFailed:
+        """Launches what must fail."""
+        with pytest.raises(TrainingFailed) as caught:
+            self.launch(program, *args, **settings)
+        return caught.value
+
+    def failure_of_rank_1(self, fault: Callable[..., Any], *args: Any) -> TrainingFailed:
+        """Launches a fault in rank 1 where rank 0 waits for it; the error must come promptly."""
+        # A fresh interpreter, torchrun's kind, takes seconds to import torch; sleeping costs nothing.
+        beside = programs.beside_a_collective if self.launcher == "fast" else programs.beside_a_sleeper
+        return self.failure_beside(beside, fault, *args)
+
+    def failure_beside(
+        self, beside: Callable[..., Any], fault: Callable[..., Any], *args: Any
+    ) -> TrainingFailed:
+        """Launches a fault in rank 1 beside what rank 0 does."""
+        error = self.failure(beside, self.moment, fault, *args)
+        assert time.time() - os.stat(self.moment).st_mtime < PROMPT
+        assert error.root.rank == 1
+        assert str(error).startswith("rank 1 ")
+        return error
