@@ -16,6 +16,7 @@ from pathlib import Path
 from sparkdist.executor.leader import Row, Site, lead
 from sparkdist.executor.order import Order
 from sparkdist.executor.topology import Node
+from sparkdist.executor.warm import HOME
 
 
 class LocalRun:
@@ -71,7 +72,7 @@ class LocalRun:
 @cache
 def own_folder(pid: int) -> Path:
     """Returns this process's folder for forkservers; they end when it is gone."""
-    folder = tempfile.mkdtemp(prefix=f"sparkdist-{pid}-")
+    folder = tempfile.mkdtemp(prefix=HOME.format(pid=pid))
     atexit.register(_remove, folder, pid)
     return Path(folder)
 

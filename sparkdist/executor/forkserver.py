@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from sparkdist import wire
 from sparkdist.executor import process
 from sparkdist.executor.agent import run_agent
-from sparkdist.executor.warm import LIFELINE, START, locked
+from sparkdist.executor.warm import HOME, LIFELINE, START, locked
 
 _WATCH_INTERVAL = 1.0  # s between looks at whether the folder is still there
 _IMPORT_WHEN_IDLE = 2.0  # s without a run after which what no start waited for is imported
@@ -95,7 +95,7 @@ class _Server:
             if process.start_time(pid) != started:
                 raise ProcessLookupError
         except OSError:
-            self._end()  # it ended while we were starting
+            self._end_with_parent()  # it ended while we were starting
         self._poll.register(fd, select.POLLIN)
         return fd
 
@@ -106,7 +106,7 @@ class _Server:
         while self._folder or self._agents:
             for fd, _ in self._poll.poll(_WATCH_INTERVAL * 1000):
                 if fd == self._parent:
-                    self._end()
+                    self._end_with_parent()
                 elif fd in self._agents:
                     self._bury(fd)
                 else:
@@ -191,6 +191,14 @@ class _Server:
                     self._end()
         except BlockingIOError:
             return
+
+    def _end_with_parent(self) -> NoReturn:
+        """Ends, and removes the folder that a driver keeps for its servers: it may have been killed."""
+        if self._folder and self._folder.parent.name.startswith(
+            HOME.format(pid=self._arguments["parent"][0])
+        ):
+            shutil.rmtree(self._folder.parent, ignore_errors=True)
+        self._end()
 
     def _end(self) -> NoReturn:
         for agent in self._agents.values():

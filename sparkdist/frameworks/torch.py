@@ -11,7 +11,9 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 from sparkdist.frameworks.base import Framework, Place
 
@@ -96,6 +98,7 @@ class Torch(Framework):
         torch.default_generator.seed()  # not torch.seed(): GPUs start from a fixed seed
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()
+        _outlive_destroyed_groups()
 
     def own_error(self, error_file: str) -> str:
         """Returns the message of torch.distributed.elastic's `@record`, or ""."""
@@ -104,3 +107,26 @@ class Torch(Framework):
         except (OSError, ValueError, KeyError):
             return ""
         return str(message["message"] if isinstance(message, dict) else message)
+
+
+def _outlive_destroyed_groups() -> None:
+    """Keeps the last destroyed process group referenced until the rank ends.
+
+    Else a DDP model that outlives `destroy_process_group`, as one local to a function does, is the
+    last to hold its group. Its reducer then ends gloo's thread while it holds the interpreter's
+    lock, for which that thread may wait: the rank hangs for ever (torch 2.13, under torchrun too).
+    """
+    import torch.distributed
+    from torch.distributed import distributed_c10d
+
+    destroy = distributed_c10d.destroy_process_group
+    held: list[object] = []
+
+    @wraps(destroy)
+    def destroy_process_group(group: Any = None) -> None:
+        if distributed_c10d.is_initialized():
+            held[:] = [group or distributed_c10d.group.WORLD]
+        destroy(group)
+
+    distributed_c10d.destroy_process_group = destroy_process_group
+    torch.distributed.destroy_process_group = destroy_process_group

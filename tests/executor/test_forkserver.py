@@ -639,3 +639,22 @@ def test_it_keeps_no_descriptor_of_past_runs(home):
     for _ in range(3):
         home.call(kind, modules)
     assert support.wait_until(lambda: not children(server(kind)) and held() == before, SOON)
+
+
+KILLED_DRIVER = """
+import os, signal
+from sparkdist import Launcher
+
+def rank(): return os.getpid()
+
+if __name__ == "__main__":
+    Launcher("plain", local_mode=True).run(rank)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_folder_of_a_killed_driver_is_removed(tmp_path):
+    environ = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    driver = subprocess.run([sys.executable, "-c", KILLED_DRIVER], env=environ, timeout=60, check=False)
+    assert driver.returncode == -signal.SIGKILL
+    assert support.wait_until(lambda: not list(tmp_path.iterdir()), 5)

@@ -202,9 +202,9 @@ def take(value: object) -> None: ...
 
 
 def announce_and_wait(folder: Path, ignore: bool = False) -> NoReturn:
-    """Waits for ever, once a file of its own says so; may refuse to end when asked to."""
+    """Waits for ever, once a file of its own says so; may only note that it was asked to end."""
     if ignore:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda number, frame: Path(folder, f"asked-{rank()}").touch())
     announce(folder)
     sleep_for_ever()
 

@@ -122,21 +122,13 @@ def test_ctrl_c_twice_does_not_wait_for_ranks_that_ignore_sigterm(
     pids = pids_of(tmp_path)
     interrupted = time.time()
     driver.interrupt()
-    # The second must not be merged with the first: the kernel keeps one of a kind.
-    assert support.wait_until(lambda: not pending_sigint(driver.process.pid), 5)
+    # Two signals may become one before Python looks: the second comes when the first has had its effect.
+    assert support.wait_until(lambda: {"asked-0", "asked-1"} <= set(os.listdir(tmp_path)), 5)
     driver.interrupt()
     assert support.wait_until(lambda: dead(pids), 1.5), support.describe(pids)
     said = driver.hear()
     assert said["raised"] - interrupted < 5
     assert said["restored"] and said["next"] == [0, 1]
-
-
-def pending_sigint(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/status").read_text()
-    masks = [
-        int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))
-    ]
-    return any(mask >> (signal.SIGINT - 1) & 1 for mask in masks)
 
 
 # --- a notebook ---------------------------------------------------------------------------------
