@@ -151,9 +151,11 @@ def test_an_interrupted_notebook_cell(clean: None, tmp_path: Path, monkeypatch: 
         pids = pids_of(tmp_path)
         manager.interrupt_kernel()
         assert support.wait_until(lambda: dead(pids), 5), support.describe(pids)
-        assert reply_of(client)["ename"] == "KeyboardInterrupt"
+        reply = reply_of(client)
+        assert reply.get("ename") == "KeyboardInterrupt", reply
         client.execute("assert Launcher('plain', num_processes=2).launch(programs.rank).values == [0, 1]")
-        assert reply_of(client)["status"] == "ok"
+        reply = reply_of(client)
+        assert reply["status"] == "ok", reply
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
