@@ -122,8 +122,9 @@ class TrainingTimeout(SparkdistError, TimeoutError):
         stacks: The Python stack of every live rank, by rank, as `faulthandler` prints it, or
             what /proc says of a rank that could not print one.
         setting: `"timeout"` or `"start_timeout"`.
-        seconds: Its value.
-        missing: For `start_timeout`, the ranks that had not entered.
+        seconds: Its value, in seconds.
+        missing: The ranks that had not entered the function.
+        phase: What the run was doing, in words.
     """
 
     def __init__(
@@ -158,6 +159,7 @@ class ResultError(SparkdistError, RuntimeError):
     Attributes:
         rank: The rank.
         type_name: The value's type.
+        reason: What is wrong with it, as the end of a sentence that begins with it.
     """
 
     def __init__(self, rank: int, type_name: str, reason: str) -> None:

@@ -47,7 +47,8 @@ class Launcher:
         local_mode: True: on the driver. False: in Spark tasks. None: in Spark tasks when a session
             is active, else on the driver.
         use_gpu: True: one GPU per rank, an error where there are too few. False: CPU. None: GPUs
-            where there are any.
+            where there are any. On the driver only as yet: a session that offers GPUs to tasks is
+            refused unless it is False.
         ssl_conf: Name of the Spark conf that allows training where spark.ssl.enabled is true.
         **settings: See `Settings`.
 
@@ -99,8 +100,8 @@ class Launcher:
         work = self._pack(entry, args, kwargs, on_spark=spark is not None)
         order, make_gang, endpoint = self._prepare(spark, work)
         board = run_attempt(order, self.settings, endpoint, make_gang)
+        attempt = Attempt(number=0, started=started, ended=datetime.now(UTC), world_size=self.num_processes)
         ranks = outcome.settle(order, board)
-        attempt = Attempt(number=0, started=started, ended=datetime.now(UTC), world_size=len(ranks))
         return Results(ranks=ranks, attempts=(attempt,), timings=_timings(began, board), run_id=order.run_id)
 
     def _pack(self, entry: Entry, args: tuple[Any, ...], kwargs: Mapping[str, Any], on_spark: bool) -> _Work:

@@ -18,6 +18,7 @@ class RankContext:
         node_rank: Index of this node (one executor, or the driver).
         attempt: 0 for the first try of the run.
         run_id: The run's identifier.
+        ship_folder: Where things sent with `ship=` are, or ""; see `shipped`.
     """
 
     rank: int

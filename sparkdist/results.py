@@ -16,7 +16,8 @@ class RankResult:
         value: What its function returned; None for a script.
         host: Name of the host it ran on.
         node: Index of its node (one executor, or the driver) in the gang.
-        seconds: Time from entering the function to leaving it.
+        seconds: Seconds from entering the function or script to leaving it; 0 for a script that
+            ended by `os._exit(0)`.
     """
 
     rank: int
@@ -32,8 +33,8 @@ class Attempt:
 
     Attributes:
         number: 0 for the first.
-        started: When it was asked for.
-        ended: When its last rank had ended.
+        started: When it was asked for (UTC).
+        ended: When its last rank had ended and the driver knew (UTC).
         world_size: Its number of ranks.
         cause: Why it ended other than by success, or None.
     """

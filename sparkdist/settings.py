@@ -196,9 +196,9 @@ def _paths(value: object) -> tuple[Path, ...]:
     for item in value:
         if not isinstance(item, (str, os.PathLike)):
             raise ConfigurationError(f"ship must hold paths, not {item!r}")
-        path = Path(item).absolute()
-        if not path.exists():
-            raise ConfigurationError(f"ship: there is no file or folder {str(item)!r}")
+        path = Path(os.path.abspath(item))  # without "..": ranks find it by its last part
+        if not path.exists() or not path.name:
+            raise ConfigurationError(f"ship: there is no file or folder with a name at {str(item)!r}")
         if path.name in {other.name for other in paths}:
             raise ConfigurationError(
                 f"ship: two things are named {path.name!r}; ranks find them by that name"

@@ -20,6 +20,7 @@ Header = dict[str, Any]
 Frame = tuple[Header, bytearray]
 
 MAX_HEADER = 16 << 20  # bytes; a header may carry a traceback and a rank's last lines
+TEXT_LIMIT = 1 << 19  # characters of a message or traceback; JSON may need 12 bytes for one
 ROW_LIMIT = 16 << 20  # bytes of one rank's outcome that travel as a Spark row
 HANDSHAKE_TIMEOUT = 10.0  # s
 GRACE = 3.0  # s that ranks get between SIGTERM and SIGKILL
@@ -37,6 +38,12 @@ def pack(header: Header, body_size: int = 0) -> bytes:
     """Returns the bytes of a frame up to its body, which follows with `body_size` bytes."""
     text = json.dumps(header).encode()
     return _LENGTHS.pack(len(text), body_size) + text
+
+
+def cut(text: str) -> str:
+    """Keeps the ends of a text that is too long for a header."""
+    half = TEXT_LIMIT // 2
+    return text if len(text) <= TEXT_LIMIT else f"{text[:half]}\n...\n{text[-half:]}"
 
 
 def send(sock: socket.socket, header: Header, body: bytes | bytearray | memoryview = b"") -> None:

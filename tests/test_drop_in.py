@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from pyspark.ml.torch.distributor import TorchDistributor as PysparksDistributor
 
-from sparkdist import TorchDistributor
+from sparkdist import ConfigurationError, PreflightError, TorchDistributor
 
 ROOT = Path(__file__).parents[1]
 MIGRATING = ROOT / "docs/migrating.md"
@@ -111,3 +113,28 @@ def test_spark_without_a_session_is_an_error():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "needs a Spark session" in done.stdout and "local_mode=True" in done.stdout
+
+
+def test_ssl_is_refused_unless_the_sessions_conf_allows_it(spark):
+    distributor = TorchDistributor(2, local_mode=False, use_gpu=False)
+    spark.conf.set("spark.ssl.enabled", "true")
+    try:
+        with pytest.raises(PreflightError, match="pytorch.spark.distributor.ignoreSsl"):
+            distributor.run(os.getpid)
+        spark.conf.set("pytorch.spark.distributor.ignoreSsl", "true")
+        assert distributor.run(os.getpid) > 0
+    finally:
+        spark.conf.unset("spark.ssl.enabled")
+        spark.conf.unset("pytorch.spark.distributor.ignoreSsl")
+
+
+def test_gpus_that_spark_does_not_offer(spark):
+    with pytest.raises(ConfigurationError, match="spark.task.resource.gpu.amount"):
+        TorchDistributor(2, local_mode=False, use_gpu=True).run(os.getpid)
+
+
+def test_more_ranks_than_slots_is_an_error_at_once(spark):
+    began = time.monotonic()
+    with pytest.raises(PreflightError, match="needs 3 slots at once, and the cluster .* has 2"):
+        TorchDistributor(3, local_mode=False, use_gpu=False).run(os.getpid)
+    assert time.monotonic() - began < 2

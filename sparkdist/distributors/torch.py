@@ -19,7 +19,8 @@ class TorchDistributor:
         local_mode: True: on the driver. False: in Spark tasks. None: in Spark tasks when a session
             is active, else on the driver without any Spark.
         use_gpu: True: one GPU per rank, an error where there are too few. False: CPU. None: GPUs
-            where there are any.
+            where there are any. On the driver only as yet: a session that offers GPUs to tasks is
+            refused unless it is False.
         _ssl_conf: Name of the Spark conf that allows training where spark.ssl.enabled is true.
         **settings: See `sparkdist.Settings`.
 
@@ -58,6 +59,7 @@ class TorchDistributor:
             TrainingFailed: A rank failed.
             TrainingTimeout: `timeout` or `start_timeout` passed.
             ResultError: A return value could not be brought to the driver.
+            TypeError: There is nothing to run.
         """
         entry, rest = _entry(args, kwargs)
         return self._launcher.run(entry, *rest, **kwargs)
@@ -73,5 +75,5 @@ def _entry(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, tuple[
     if args:
         return args[0], args[1:]
     if "train_object" not in kwargs:
-        raise TypeError("run() needs a function or the path of a script")
+        raise TypeError("the function, or the path of a script, is missing")
     return kwargs.pop("train_object"), ()

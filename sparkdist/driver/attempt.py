@@ -22,6 +22,7 @@ from sparkdist.settings import Settings
 _STACKS_TIME = 3.0  # s that agents get to send stacks
 _INTERRUPT_GRACE = 2.0  # s between SIGTERM and SIGKILL after Ctrl-C
 _ROWS_TIME = 2.0  # s that rows get to arrive after the ranks have been ended
+_FAILED_TIME = 60.0  # s that they get after a failure: they say what it was
 _CANCEL_TIME = 10.0  # s; Spark needs 2 to 4 to kill a Python worker
 _UNREACHABLE = (
     "no executor can connect to the driver: the run goes on without live logs, start_timeout and stacks of a "
@@ -38,8 +39,11 @@ class Gang(Protocol):
     def cancel(self) -> None:
         """Ends it without its agents' help."""
 
-    def holds_slots(self) -> bool:
-        """Says whether all its tasks are running."""
+    def is_unheard(self) -> bool:
+        """Says whether its agents may be at work though none of them has reached the driver."""
+
+    def waiting_for(self) -> str:
+        """Says what it waits for while no agent has reported."""
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         """Returns the thread to run it in."""
@@ -69,8 +73,8 @@ def run_attempt(
         gang = make_gang(order)
         watch = _Watch(order, settings, board, channel, gang)
         with keyboard_interrupts():
-            watch.start()
             try:
+                watch.start()
                 watch.wait()
             except KeyboardInterrupt:
                 watch.end(_INTERRUPT_GRACE)
@@ -119,6 +123,8 @@ class _Watch:
             limits["timeout"] = self._settings.timeout
         size = self._order.world_size
         self._reach(lambda b: b.rows.done() or bool(b.failed) or len(b.entered) == size, limits)
+        if self._board.failed:
+            self.end(wire.GRACE, _FAILED_TIME)  # its agents do so too; one that never came up does not
         del limits["start_timeout"]
         self._reach(lambda b: b.rows.done(), limits)
 
@@ -127,7 +133,7 @@ class _Watch:
         left = None if seconds is None else max(0.0, self._began + seconds - time.monotonic())
         if self._board.wait(reached, left) or seconds is None:
             return
-        if name == "start_timeout" and not self._board.nodes and self._gang.holds_slots():
+        if name == "start_timeout" and not self._board.nodes and self._gang.is_unheard():
             warnings.warn(_UNREACHABLE, stacklevel=2)
             return
         raise self._timeout(name, seconds)
@@ -141,15 +147,20 @@ class _Watch:
 
     def _phase(self) -> str:
         if not self._board.nodes:
-            return "no executor has reported" if self._gang.holds_slots() else "still waiting for slots"
+            return self._gang.waiting_for()
         entered, size = len(self._board.entered), self._order.world_size
         return "training" if entered == size else f"starting: {entered} of {size} ranks had entered"
 
-    def end(self, grace: float) -> None:
-        """Ends the gang: by its agents, or by Spark's cancel where they do not answer."""
+    def end(self, grace: float, rows_time: float = _ROWS_TIME) -> None:
+        """Ends the gang: by its agents, or by Spark's cancel where they do not answer.
+
+        Args:
+            grace: Seconds between SIGTERM and SIGKILL.
+            rows_time: Seconds that rows get to arrive after that.
+        """
         try:
             self._channel.stop_ranks(grace)
-            patience = grace + _ROWS_TIME if self._board.nodes else 0.0
+            patience = grace + rows_time if self._board.nodes else 0.0
             if not self._board.wait(lambda b: b.rows.done(), patience):
                 self._gang.cancel()
                 self._board.wait(lambda b: b.rows.done(), _CANCEL_TIME)

@@ -43,6 +43,7 @@ class ControlChannel:
         self._strangers: dict[socket.socket, float] = {}  # since when; the oldest first
         self._room = threading.BoundedSemaphore(_MAX_STRANGERS)
         self._threads: list[threading.Thread] = []
+        self._closed = threading.Event()
         family = socket.getaddrinfo(bind, 0, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server((bind, 0), family=family, backlog=1024)
         self.address = (advertise, int(self._listener.getsockname()[1]))
@@ -53,6 +54,7 @@ class ControlChannel:
 
     def __exit__(self, *exc: object) -> None:
         """Closes every socket and waits for the threads."""
+        self._closed.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._acceptor.join()  # then nobody comes any more
@@ -79,7 +81,7 @@ class ControlChannel:
 
     def _start(self, target: Callable[..., None], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, name="sparkdist-control", daemon=True)
-        self._threads.append(thread)
+        self._threads = [other for other in self._threads if other.is_alive()] + [thread]
         thread.start()
         return thread
 
@@ -88,7 +90,9 @@ class ControlChannel:
             try:
                 conn, _ = self._listener.accept()
             except OSError:
-                return
+                if self._closed.wait(_PATIENCE):
+                    return
+                continue  # one connection was lost, or there is no descriptor for it now
             self._make_room()
             with self._lock:
                 self._strangers[conn] = time.monotonic()

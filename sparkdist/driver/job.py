@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdist.driver.bootstrap import bootstrap, unpack_package
-from sparkdist.driver.local import own_folder
+from sparkdist.driver.local import IMPORTING, own_folder
 from sparkdist.driver.parcel import package_zip
 from sparkdist.driver.session import is_local
 from sparkdist.executor.leader import Row, Site, warm_up, without_secrets
@@ -77,8 +77,15 @@ class BarrierJob:
         """Has Spark cancel the job: what is left where agents cannot be reached."""
         self._context.cancelJobGroup(self._group)
 
-    def holds_slots(self) -> bool:
-        """Says whether all the gang's tasks are running."""
+    def is_unheard(self) -> bool:
+        """Says whether tasks run on other hosts, which may be unable to reach the driver."""
+        return not is_local(self._context.master) and self._holds_slots()
+
+    def waiting_for(self) -> str:
+        """Says what the gang waits for while no agent has reported."""
+        return IMPORTING if self._holds_slots() else "still waiting for slots"
+
+    def _holds_slots(self) -> bool:
         tracker = self._context.statusTracker()
         jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(self._group))
         stages = (tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds)

@@ -18,6 +18,8 @@ from sparkdist.executor.order import Order
 from sparkdist.executor.topology import Node
 from sparkdist.executor.warm import HOME
 
+IMPORTING = "still importing the framework"
+
 
 class LocalRun:
     """One attempt on the driver."""
@@ -28,6 +30,7 @@ class LocalRun:
         self._parcel = parcel
         self._environ = environ
         self._agent: socket.socket | None = None
+        self._cancelled = False
 
     def run(self) -> list[Row]:
         """Runs the ranks to their end and returns their rows; to be called in a thread of its own.
@@ -51,18 +54,25 @@ class LocalRun:
 
     def _connected(self, agent: socket.socket) -> None:
         self._agent = agent
+        if self._cancelled:  # while the framework was being imported
+            self.cancel()
 
     def cancel(self) -> None:
-        """Ends the agent, and with it the ranks, at once."""
+        """Ends the agent, and with it the ranks, at once, or as soon as there is one."""
+        self._cancelled = True
         if self._agent:
             try:
                 self._agent.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # it has ended by itself
 
-    def holds_slots(self) -> bool:
-        """Says that there is nothing to wait for on the driver."""
-        return True
+    def is_unheard(self) -> bool:
+        """Says that agents on the driver reach it."""
+        return False
+
+    def waiting_for(self) -> str:
+        """Says what a run waits for before its agent reports."""
+        return IMPORTING
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         """Returns a plain thread."""

@@ -25,12 +25,13 @@ def check(session: SparkSession, tasks: int, use_gpu: bool | None, ssl_conf: str
     """
     context = session.sparkContext
     _check_gpus(context, use_gpu)
-    if _is_true(context, "spark.dynamicAllocation.enabled"):
+    if _is_true(context.getConf().get("spark.dynamicAllocation.enabled")):
         raise PreflightError(
             "spark.dynamicAllocation.enabled is true, and Spark gives a gang its slots at once only without "
             "it; set it to false"
         )
-    if _is_true(context, "spark.ssl.enabled") and not _is_true(context, ssl_conf):
+    # As in pyspark the session's own confs count, which can be set while it runs.
+    if _is_true(session.conf.get("spark.ssl.enabled", "")) and not _is_true(session.conf.get(ssl_conf, "")):
         raise PreflightError(
             "spark.ssl.enabled is true, but what ranks send each other is not encrypted. To train all the "
             f"same set the conf {ssl_conf} to true."
@@ -67,5 +68,5 @@ def _check_slots(context: SparkContext, tasks: int) -> None:
         time.sleep(_LOOK_AGAIN)  # Spark has no event for a registered executor
 
 
-def _is_true(context: SparkContext, conf: str) -> bool:
-    return str(context.getConf().get(conf, "false")).lower() == "true"
+def _is_true(value: str | None) -> bool:
+    return (value or "").lower() == "true"

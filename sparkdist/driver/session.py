@@ -31,7 +31,7 @@ def choose(local_mode: bool | None, given: SparkSession | None) -> SparkSession 
             "local_mode=False needs a Spark session, and none is active. Start one with "
             "SparkSession.builder.getOrCreate(), or pass spark=, or train on the driver with local_mode=True."
         )
-    if type(session).__module__.startswith("pyspark.sql.connect"):
+    if _is_connect(session):
         raise PreflightError(
             "this is a Spark Connect session, which this version does not run on yet; use a classic "
             "session (SparkSession.builder.master(...)) or local_mode=True"
@@ -53,6 +53,10 @@ def _active() -> SparkSession | None:
 
     # The first is the thread's own; a thread that has none sees the application's.
     session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
-    if session is not None and session.sparkContext._jsc is None:
+    if session is not None and not _is_connect(session) and session.sparkContext._jsc is None:
         return None  # stopped, and so not active
     return session
+
+
+def _is_connect(session: SparkSession) -> bool:
+    return type(session).__module__.startswith("pyspark.sql.connect")

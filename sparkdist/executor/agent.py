@@ -88,6 +88,8 @@ class Agent:
         if self._link.sock:
             self._watch(self._link.sock, self._driver_spoke)
         self.staff.park()
+        for rank in self.staff.ranks:
+            self._watch_rank(rank)
         meeting_point = self.staff.open_store()
         if meeting_point:
             address, port = meeting_point
@@ -103,14 +105,15 @@ class Agent:
         if self.staff.started:
             return
         self.staff.start(address, port)
-        for rank in self.staff.ranks:
-            self._watch(rank.pipes.events, self._rank_spoke, rank)
-            self._watch(rank.pipes.stdout, self._rank_printed, rank, False)
-            self._watch(rank.pipes.stderr, self._rank_printed, rank, True)
-            if rank.pid:
-                self._watch(rank.pidfd, self._rank_ended, rank, rank.pidfd)
         if self.staff.launcher:
             self._watch(self.staff.launcher.pidfd, self._launcher_ended)
+
+    def _watch_rank(self, rank: Rank) -> None:
+        self._watch(rank.pipes.events, self._rank_spoke, rank)
+        self._watch(rank.pipes.stdout, self._rank_printed, rank, False)
+        self._watch(rank.pipes.stderr, self._rank_printed, rank, True)
+        if rank.pid:
+            self._watch(rank.pidfd, self._rank_ended, rank, rank.pidfd)
 
     def _watch(self, thing: Any, action: Callable[..., None], *args: Any) -> None:
         self._selector.register(thing, selectors.EVENT_READ, (action, args))
@@ -157,6 +160,7 @@ class Agent:
 
     def stop(self, grace: float = wire.GRACE) -> None:
         """Asks every living rank to end, and kills it after `grace` seconds."""
+        self.staff.started = True  # or never will be
         if self._kill_at is None and grace > 0:
             self.staff.signal(signal.SIGTERM)
         deadline = time.monotonic() + grace
@@ -174,14 +178,11 @@ class Agent:
             rank.take_event(header)
             if rank.pid != pid and rank.pidfd >= 0:
                 self._watch(rank.pidfd, self._rank_ended, rank, rank.pidfd)
-            if header["kind"] == "started":
-                continue
-            if header["kind"] == "entered":
-                self._link.send({"kind": "entered", "rank": rank.rank})
-            elif header["kind"] in RETURNED:
-                self._link.send({"kind": "returned", "rank": rank.rank})
-            else:
+            if rank.complained:
                 self._failed(rank)
+            elif header["kind"] != "started":
+                kind = "returned" if header["kind"] in RETURNED else "entered"
+                self._link.send({"kind": kind, "rank": rank.rank})
 
     def _failed(self, rank: Rank) -> None:
         """Notes a failure; the gang lives and dies together, unless a launcher decides about it."""
@@ -263,6 +264,6 @@ class Agent:
             row["message"] = f"{self.order.launcher} {self.staff.launcher.end}"
         elif row["kind"] not in (*RETURNED, "stopped"):
             row["log_tail"] = self._pumps[rank.rank].tail()
-            row["own_error"] = self.staff.own_error(rank)
+            row["own_error"] = wire.cut(self.staff.own_error(rank))
             row["failed_at"] = self._epoch + rank.failed_at
         return row

@@ -66,15 +66,14 @@ def lead(
         site: This process.
         function: The pickled function and its arguments; empty for a script.
         parcel: A zip of the code and files that travel with the job; may be empty.
-        on_connected: Gets the agent's socket; whoever shuts it down ends the agent and its ranks.
+        on_connected: Gets the agent's socket, before there is an agent; whoever shuts it down ends
+            the agent and its ranks.
 
     Raises:
         NodeError: The ranks could not be started, or their agent was lost.
     """
     environ = without_secrets(os.environ)
-    conn = _connect(order, site, environ)
-    with conn:
-        on_connected(conn)
+    with _connect(order, site, environ, on_connected) as conn:
         message = {
             "order": order.to_json(),
             "node": asdict(node),
@@ -126,10 +125,13 @@ def _kind(order: Order, site: Site, environ: Mapping[str, str]) -> warm.Kind:
     )
 
 
-def _connect(order: Order, site: Site, environ: Mapping[str, str]) -> socket.socket:
+def _connect(
+    order: Order, site: Site, environ: Mapping[str, str], on_connected: Callable[[socket.socket], None]
+) -> socket.socket:
     kind = _kind(order, site, environ)
     for _ in range(2):  # a server may be killed, or end, just as we connect
         conn = warm.connect(kind, site.base, {**environ, **site.start_environ}, site.lifeline)
+        on_connected(conn)
         try:
             answer = wire.receive(conn, max_body=0)
         except OSError:

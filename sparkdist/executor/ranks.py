@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -54,7 +53,6 @@ class Rank:
     Attributes:
         rank: Its number in the gang.
         pid: Its process; 0 until it has one.
-        entered: When it entered the user's code (time.monotonic()), or 0.
         left: What it said on leaving the user's code, or None.
         exit_code: Its exit code, negative for a signal; None while it lives or if nobody knows it.
         alive: Whether its process has not been seen to end.
@@ -68,7 +66,6 @@ class Rank:
         self.pidfd = -1
         self.pipes = Pipes()
         self.frames = wire.FrameReader(max_body=0)
-        self.entered = 0.0
         self.left: wire.Header | None = None
         self.exit_code: int | None = None
         self.alive = True
@@ -83,6 +80,8 @@ class Rank:
             try:
                 process.die_with_parent(parent)
                 body()
+            except BaseException:
+                traceback.print_exc()  # into its last lines, once its output is the agent's
             finally:
                 os._exit(1)
         self.follow(pid)
@@ -114,8 +113,8 @@ class Rank:
     def take_event(self, header: wire.Header) -> None:
         """Notes what the rank said of itself."""
         if header["kind"] == "entered":
-            self.entered = time.monotonic()
-        elif header["kind"] != "started":
+            return
+        if header["kind"] != "started":
             self.left = header
         elif self.pid != header["pid"]:  # a launcher of the framework's own has started it, or again
             self.follow(header["pid"])
@@ -170,12 +169,6 @@ class Rank:
     def read_outcome(self) -> bytes:
         """Returns what the rank left as its outcome."""
         return os.pread(self.pipes.outcome, self.outcome_size(), 0)
-
-    def send_outcome(self, sock: socket.socket) -> None:
-        """Streams the outcome into a blocking socket without taking it into memory."""
-        offset, size = 0, self.outcome_size()
-        while offset < size:
-            offset += os.sendfile(sock.fileno(), self.pipes.outcome, offset, size - offset)
 
     def stacks_size(self) -> int:
         """Returns the size in bytes of the stacks printed so far."""

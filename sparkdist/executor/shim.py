@@ -34,6 +34,7 @@ def main() -> None:
         stacks=os.open(stacks, os.O_RDWR | os.O_APPEND),
     )
     worker.redirect(ends)
+    os.truncate(ends.outcome, 0)  # of an earlier attempt of torchrun's own
     if not orders["script"]:
         _fork_a_function(ends.events, ends.outcome)
     with open(spec["function"], "rb") as stream:

@@ -26,7 +26,7 @@ class Staff:
         order: The attempt.
         node: This node's part of it.
         message: What the task says of itself: environ, sys_path, cwd, root (the folder that holds
-            this package), gpus.
+            this package).
         folder: Where this run's files go; made here.
     """
 
@@ -41,7 +41,6 @@ class Staff:
         self.function = b""
         self.library_fds: set[int] = set()
         self._message = message
-        self._store_pid = 0
         self._folder = folder
         self._folder.mkdir(mode=0o700)
 
@@ -87,12 +86,11 @@ class Staff:
 
     def _fork_store(self, listener: socket.socket) -> None:
         parent = os.getpid()
-        self._store_pid = os.fork()
-        if self._store_pid == 0:
+        if os.fork() == 0:
             try:
                 process.die_with_parent(parent)
                 worker.close_all_but(self.library_fds | {0, 1, 2, listener.fileno()})
-                self.framework.serve(listener, self.order.world_size)
+                self.framework.serve(listener)
             finally:
                 os._exit(1)
 

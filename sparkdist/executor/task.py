@@ -50,9 +50,8 @@ def run_task(order_json: str, function: bytes, parcel: bytes, root: str) -> Iter
         gang = topology.nodes(addresses, order.world_size, order.processes_per_task)
         node = next(node for node in gang if partition in node.tasks)
         if partition == node.leader:
-            with _Followers(order, node) as followers:
+            with _Followers(order, node):
                 yield from lead(order, node, _site(order, root), function, parcel)
-                followers.release()
         else:
             _follow(order, node)
     except NodeError as error:
@@ -109,16 +108,14 @@ class _Followers:
         self._listener.bind(_meeting_point(order, node))
         self._listener.listen(self._count)
 
-    def __enter__(self) -> _Followers:
-        return self
-
-    def release(self) -> None:
-        """Waits for each follower to have come, since one that comes later would find nobody."""
-        for _ in range(self._count):
-            self._listener.accept()[0].close()
+    def __enter__(self) -> None:
+        pass
 
     def __exit__(self, *exc: object) -> None:
-        self._listener.close()
+        """Waits for each follower to have come, since one that comes later would find nobody."""
+        with self._listener:
+            for _ in range(self._count):
+                self._listener.accept()[0].close()
 
 
 def _follow(order: Order, node: Node) -> None:
@@ -129,7 +126,7 @@ def _follow(order: Order, node: Node) -> None:
                 sock.connect(_meeting_point(order, node))
                 break
             except (ConnectionRefusedError, BlockingIOError):
-                time.sleep(_KNOCK)  # it is still starting; if it is gone, Spark ends this task too
+                time.sleep(_KNOCK)  # it is still starting; if it was killed, Spark ends this task too
         try:
             sock.recv(1)
         except ConnectionResetError:

@@ -25,9 +25,9 @@ from sparkdist.executor import process
 
 MARKER = "SPARKDIST_FORKSERVER"  # in the environment the server was started with: finds its tree in /proc
 
-# Imported with one thread: a pool started in the server would be missing, and waited for, in a fork.
 HOME = "sparkdist-{pid}-"  # how the name begins of the folder that a driver keeps for servers of its own
 LIFELINE = "lifeline-"
+# Imported with one thread: a pool started in the server would be missing, and waited for, in a fork.
 _SINGLE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 START = (
     "import os, sys\n"

@@ -24,7 +24,6 @@ from sparkdist.executor.ranks import STACK_SIGNAL
 from sparkdist.frameworks import Framework
 
 _LEAVE_TIME = 5.0  # s that a function's rank gets, its value written, for threads and exit handlers
-_TEXT_LIMIT = 1 << 20  # characters of a message or traceback
 
 
 class Ends(NamedTuple):
@@ -76,7 +75,7 @@ class _Program:
         self._script = script
         self._function = function
         self._code = 0
-        self._started = time.monotonic()
+        self._entered = 0.0
 
     def run(self) -> None:
         """Runs it and says how it ended."""
@@ -95,54 +94,58 @@ class _Program:
         sys.argv[:] = [""]
         sys.modules["__main__"] = types.ModuleType("__main__")
         function, args, kwargs = values.loads(self._function)
-        self._say(kind="entered")
+        self._enter()
         return function(*args, **kwargs)
 
     def _run_script(self) -> object:
         assert self._script
         path = self._script[0]
         sys.argv[:] = self._script
-        sys.path.insert(0, str(Path(path).parent))
+        sys.path.insert(0, str(Path(path).resolve().parent))  # of what a link leads to, as python does
         # Not runpy: its __main__ is gone when the script's last line has run, while threads and
         # exit handlers still need it.
         main = types.ModuleType("__main__")
         main.__dict__.update(__file__=path, __loader__=SourceFileLoader("__main__", path), __cached__=None)
         sys.modules["__main__"] = main
         code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
-        self._say(kind="entered")
+        self._enter()
         exec(code, main.__dict__)
         return None
+
+    def _enter(self) -> None:
+        self._entered = time.monotonic()
+        self._say(kind="entered")
 
     def _returned(self, value: object) -> None:
         try:
             data = values.dumps(value)
         except Exception as error:
             name = values.type_name(value)
-            reason = f"does not pickle ({type(error).__name__}: {_cut(values.safe_text(error))})"
+            reason = f"does not pickle ({type(error).__name__}: {wire.cut(values.safe_text(error))})"
             self._write_outcome(values.dumps(None))  # something: the function came to its end
             self._say(kind="unpicklable", type_name=name, message=reason)
         else:
             self._write_outcome(data)
-            seconds = time.monotonic() - self._started
+            seconds = time.monotonic() - self._entered
             self._say(kind="returned", type_name=values.type_name(value), seconds=seconds)
 
     def _raised(self, error: BaseException) -> None:
         self._code = 1
         if self._script:
-            _print_traceback(error)  # as python would
+            _print_error(_format(error))  # as python would
         self._write_outcome(values.dump_exception(error) or b"")
         self._say(
             kind="raised",
             type_name=values.type_name(error),
-            message=_cut(values.safe_text(error)),
-            traceback=_cut(_format(error)),
+            message=wire.cut(values.safe_text(error)),
+            traceback=wire.cut(_format(error)),
         )
 
     def _exited(self, stop: SystemExit) -> None:
         code, message = stop.code, ""
         if code is not None and not isinstance(code, int):
-            code, message = 1, _cut(values.safe_text(stop))
-            print(message, file=sys.stderr)
+            code, message = 1, wire.cut(values.safe_text(stop))
+            _print_error(message + "\n")
         self._code = int(code or 0)
         if self._script and self._code == 0:
             self._returned(None)
@@ -174,12 +177,6 @@ class _Program:
         data = wire.pack(header)
         while data:
             data = data[os.write(self._ends.events, data) :]
-
-
-def _cut(text: str) -> str:
-    """Keeps the ends of a text that is too long for a frame."""
-    half = _TEXT_LIMIT // 2
-    return text if len(text) <= _TEXT_LIMIT else f"{text[:half]}\n...\n{text[-half:]}"
 
 
 def _end_after(seconds: float, code: int) -> None:
@@ -230,8 +227,8 @@ def _format(error: BaseException) -> str:
         return "".join(lines) + f"{type(error).__qualname__}: {values.safe_text(error)}\n"
 
 
-def _print_traceback(error: BaseException) -> None:
+def _print_error(text: str) -> None:
     try:
-        sys.stderr.write(_format(error))
+        sys.stderr.write(text)
     except (OSError, ValueError):
-        pass
+        pass  # closed by the user

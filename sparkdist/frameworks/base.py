@@ -85,7 +85,7 @@ class Framework:
         """Returns how many ranks one Spark task holds."""
         return max(1, gpus_per_task)
 
-    def serve(self, listener: socket.socket, world_size: int) -> None:
+    def serve(self, listener: socket.socket) -> None:
         """Serves the gang's store on `listener` until this process is killed.
 
         Runs in a process of its own beside rank 0, forked after the ranks: a rank that inherited

@@ -51,7 +51,7 @@ class Torch(Framework):
     reserved_env = TORCHRUN_ENV
     has_store = True
 
-    def serve(self, listener: socket.socket, world_size: int) -> None:
+    def serve(self, listener: socket.socket) -> None:
         """Serves a TCPStore on `listener`; ranks are its clients, as under torchrun."""
         from torch.distributed import TCPStore
 
@@ -94,7 +94,9 @@ class Torch(Framework):
         """
         import torch
 
-        torch.set_num_threads(int(environ["OMP_NUM_THREADS"]))
+        threads = environ["OMP_NUM_THREADS"].partition(",")[0].strip()  # OpenMP takes one per level
+        if threads.isdecimal() and int(threads):
+            torch.set_num_threads(int(threads))
         torch.default_generator.seed()  # not torch.seed(): GPUs start from a fixed seed
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()
@@ -104,9 +106,9 @@ class Torch(Framework):
         """Returns the message of torch.distributed.elastic's `@record`, or ""."""
         try:
             message = json.loads(Path(error_file).read_text())["message"]
-        except (OSError, ValueError, KeyError):
+            return str(message["message"] if isinstance(message, dict) else message)
+        except (OSError, ValueError, KeyError, TypeError):
             return ""
-        return str(message["message"] if isinstance(message, dict) else message)
 
 
 def _outlive_destroyed_groups() -> None:
@@ -114,7 +116,8 @@ def _outlive_destroyed_groups() -> None:
 
     Else a DDP model that outlives `destroy_process_group`, as one local to a function does, is the
     last to hold its group. Its reducer then ends gloo's thread while it holds the interpreter's
-    lock, for which that thread may wait: the rank hangs for ever (torch 2.13, under torchrun too).
+    lock, for which that thread may wait: the rank hangs for ever (torch 2.13). Ranks that torchrun
+    starts are as torchrun makes them.
     """
     import torch.distributed
     from torch.distributed import distributed_c10d

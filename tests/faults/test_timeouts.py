@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,3 +73,26 @@ def test_ranks_that_ignore_sigterm_under_torchrun(torchrun: Way):
     torchrun.launch(programs.rank)
     error = timeout_of(torchrun, programs.ignore_sigterm, timeout=limit(torchrun))
     assert error.stacks.keys() == {0, 1}
+
+
+SLOW_IMPORT = """
+import sys, time
+from sparkdist import TrainingTimeout, Launcher
+from sparkdist.frameworks.plain import Plain
+
+def rank(): return 0
+
+Plain.preload = ("imports_for_ever",)  # before the first server is started, and so in its key
+try:
+    Launcher("plain", local_mode=True, start_timeout=2).run(rank)
+except TrainingTimeout as error:
+    print(error.setting, error.missing, error.phase)
+"""
+
+
+def test_an_import_that_never_ends(tmp_path: Path, clean: None):
+    (tmp_path / "imports_for_ever.py").write_text("import threading; threading.Event().wait()")
+    environ = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}"}
+    command = [sys.executable, "-W", "error", "-c", SLOW_IMPORT]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "start_timeout (0,) still importing the framework", done.stderr
