@@ -58,8 +58,11 @@ def run(ends: Ends, orders: dict[str, Any], function: bytes) -> NoReturn:
     """Runs the user's code in a process that is set up, leaves its outcome, and ends."""
     stacks = os.fdopen(ends.stacks, "w", closefd=False)
     faulthandler.enable(file=2)  # a crash in C leaves its Python stack in the rank's last lines
+    # Ignored since the agent, so that a rank may be asked at any time; Python shall not think it still is.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {STACK_SIGNAL})
+    signal.signal(STACK_SIGNAL, signal.SIG_DFL)
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
-    # A JVM starts Python with some of them blocked.
+    # All of them: a JVM starts Python with some blocked.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     rank_context.enter(rank_context.RankContext(**orders["context"]))
     program = _Program(ends, orders["script"], function)
