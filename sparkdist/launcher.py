@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SSL_CONF = "pytorch.spark.distributor.ignoreSsl"
-_CARRY_LIMIT = 1 << 30  # bytes of function and arguments that a job can carry
 
 Entry = Callable[..., Any] | str | os.PathLike[str]
 
@@ -97,20 +96,22 @@ class Launcher:
         """Runs `entry` on every rank and returns every rank's result; see `run`."""
         began, started = time.monotonic(), datetime.now(UTC)
         spark = session.choose(self.local_mode, self.settings.spark)
-        work = self._pack(entry, args, kwargs, on_spark=spark is not None)
+        work = self._pack(entry, args, kwargs, spark)
         order, make_gang, endpoint = self._prepare(spark, work)
         board = run_attempt(order, self.settings, endpoint, make_gang)
         attempt = Attempt(number=0, started=started, ended=datetime.now(UTC), world_size=self.num_processes)
         ranks = outcome.settle(order, board)
         return Results(ranks=ranks, attempts=(attempt,), timings=_timings(began, board), run_id=order.run_id)
 
-    def _pack(self, entry: Entry, args: tuple[Any, ...], kwargs: Mapping[str, Any], on_spark: bool) -> _Work:
+    def _pack(
+        self, entry: Entry, args: tuple[Any, ...], kwargs: Mapping[str, Any], spark: SparkSession | None
+    ) -> _Work:
         """Takes the user's code into bytes, once."""
         ship = self.settings.ship
         if callable(entry):
-            closure = capture(entry, args, dict(kwargs), _CARRY_LIMIT)
+            closure = capture(entry, args, dict(kwargs), session.carry_limit(spark))
             # On the driver its modules are where they are.
-            parcel = for_function(closure.modules if on_spark else frozenset(), ship)
+            parcel = for_function(closure.modules if spark else frozenset(), ship)
             return _Work(closure.data, parcel, None)
         if not isinstance(entry, (str, os.PathLike)):
             raise ConfigurationError(f"expected a function or the path of a script, not {entry!r}")
@@ -121,7 +122,7 @@ class Launcher:
             )
         path = Path(entry).absolute()
         parcel = for_script(path, ship)
-        if not on_spark:
+        if spark is None:
             parcel = replace(for_function(frozenset(), ship), script=str(path))
         assert parcel.script
         return _Work(b"", parcel, (parcel.script, *map(str, args)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 import threading
 import uuid
@@ -21,6 +22,7 @@ from sparkdist.executor.order import Host, Order
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_ANSWER_TIME = 1.0  # s
 _WARMED: set[tuple[str, str, str]] = set()  # (application, framework, launcher)
 
 
@@ -78,8 +80,10 @@ class BarrierJob:
         self._context.cancelJobGroup(self._group)
 
     def is_unheard(self) -> bool:
-        """Says whether tasks run on other hosts, which may be unable to reach the driver."""
-        return not is_local(self._context.master) and self._holds_slots()
+        """Says whether tasks are running that may be unable to reach the driver."""
+        if is_local(self._context.master) and _answers(self._order.control):
+            return False  # they are on this host, and would reach it
+        return self._holds_slots()
 
     def waiting_for(self) -> str:
         """Says what the gang waits for while no agent has reported."""
@@ -96,6 +100,14 @@ class BarrierJob:
         from pyspark import InheritableThread
 
         return InheritableThread(target)
+
+
+def _answers(address: tuple[str, int] | None) -> bool:
+    try:
+        socket.create_connection(address or ("", 0), timeout=_ANSWER_TIME).close()
+    except OSError:
+        return False
+    return True
 
 
 def _by_value(*args: Any) -> Callable[[Iterable[Any]], Iterable[Any]]:

@@ -10,6 +10,8 @@ from sparkdist.errors import PreflightError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_WITHOUT_SPARK = 4_000_000_000  # bytes
+
 
 def choose(local_mode: bool | None, given: SparkSession | None) -> SparkSession | None:
     """Returns the session whose tasks will hold the ranks, or None for ranks on the driver.
@@ -39,6 +41,18 @@ def choose(local_mode: bool | None, given: SparkSession | None) -> SparkSession 
     if session.sparkContext._jsc is None:
         raise PreflightError("the Spark session has been stopped; start a new one")
     return session
+
+
+def carry_limit(session: SparkSession | None) -> int:
+    """Returns how many bytes of function and arguments can be carried to ranks.
+
+    Spark holds them in the driver's heap on their way: a gigabyte ends a JVM of that size, 600 MB
+    do not. Half of the heap leaves room for what else is in it.
+    """
+    if session is None:
+        return _WITHOUT_SPARK
+    heap = session.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory()  # type: ignore[union-attr]
+    return min(int(heap) // 2, _WITHOUT_SPARK)
 
 
 def is_local(master: str | None) -> bool:

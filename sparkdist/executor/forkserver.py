@@ -15,6 +15,8 @@ import struct
 import sys
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from tempfile import mkdtemp
@@ -34,11 +36,56 @@ def main() -> NoReturn:
     """What a forkserver's process does, from its arguments on the command line."""
     arguments = json.loads(sys.argv[2])
     process.become_subreaper()
-    problem = _import(arguments["preload"])
+    with _guarded(arguments):
+        problem = _import(arguments["preload"])
     if not problem and arguments["preload"] and not _safe_to_fork():
         _start_over(arguments | {"preload": [], "preload_idle": []})
     library_fds = _open_fds() - {arguments["fd"]}
     _Server(arguments, problem, library_fds).serve()
+
+
+@contextmanager
+def _guarded(arguments: dict[str, Any]) -> Iterator[None]:
+    """Has this process ended if its parent ends meanwhile: an import may hang, and nobody watch."""
+    server = os.getpid()
+    theirs, ours = os.pipe()
+    guard = os.fork()
+    if guard == 0:
+        try:
+            os.close(ours)
+            os.close(arguments["fd"])
+            parent, started = arguments["parent"]
+            _await_end(parent, started, theirs)
+            os.kill(server, signal.SIGKILL)
+            _remove_folders(arguments)
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    try:
+        yield
+    finally:
+        os.close(ours)
+        os.waitpid(guard, 0)
+
+
+def _await_end(parent: int, started: int, server: int) -> None:
+    """Waits for the end of the parent; exits if that of the server's pipe comes first."""
+    try:
+        pidfd = os.pidfd_open(parent)
+        if process.start_time(parent) != started:
+            return
+    except OSError:
+        return
+    if server in select.select([pidfd, server], [], [])[0]:
+        os._exit(0)
+
+
+def _remove_folders(arguments: dict[str, Any]) -> None:
+    """Removes a server's folder, and the one that a driver keeps for its servers: it may have been killed."""
+    if arguments["folder"]:
+        folder, pid = Path(arguments["folder"]), arguments["parent"][0]
+        is_home = folder.parent.name.startswith(HOME.format(pid=pid))
+        shutil.rmtree(folder.parent if is_home else folder, ignore_errors=True)
 
 
 def _start_over(arguments: dict[str, Any]) -> NoReturn:
@@ -193,11 +240,7 @@ class _Server:
             return
 
     def _end_with_parent(self) -> NoReturn:
-        """Ends, and removes the folder that a driver keeps for its servers: it may have been killed."""
-        if self._folder and self._folder.parent.name.startswith(
-            HOME.format(pid=self._arguments["parent"][0])
-        ):
-            shutil.rmtree(self._folder.parent, ignore_errors=True)
+        _remove_folders(self._arguments)
         self._end()
 
     def _end(self) -> NoReturn:

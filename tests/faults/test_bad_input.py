@@ -170,7 +170,7 @@ def test_neither_function_nor_script(local_mode, entry):
 
 
 def test_nothing_to_launch():
-    with pytest.raises(TypeError, match="function or the path of a script"):
+    with pytest.raises(TypeError, match="the function, or the path of a script"):
         TorchDistributor(2).run()
 
 
@@ -192,3 +192,10 @@ def test_a_closure_that_cannot_travel(local_mode, thing, spark, tmp_path: Path):
         text = refusal_of(train, local_mode=local_mode)
         assert thing in text and "'captured'" in text and "train" in text
         assert thing in refusal_of(programs.take, captured, local_mode=local_mode)
+
+
+def test_more_than_spark_can_carry(spark):
+    heap = spark.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory()
+    text = refusal_of(programs.take, bytes(heap // 2), local_mode=False)
+    assert f"more than the {heap // 2 / 1e6:.1f} MB" in text
+    assert "argument" in text and "ship=" in text

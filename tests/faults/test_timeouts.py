@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sparkdist import TrainingTimeout
+from tests import support
 from tests.faults import programs
 from tests.faults.ways import Way
 
@@ -96,3 +97,17 @@ def test_an_import_that_never_ends(tmp_path: Path, clean: None):
     command = [sys.executable, "-W", "error", "-c", SLOW_IMPORT]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == "start_timeout (0,) still importing the framework", done.stderr
+    # The server cannot watch its driver while it imports, and yet ends with it.
+    assert support.wait_until(lambda: not importing(tmp_path), 5)
+
+
+def importing(folder: Path) -> list[int]:
+    marker = f"{os.pathsep}{folder}".encode()
+    return [int(p.parent.name) for p in Path("/proc").glob("[0-9]*/environ") if marker in environ_of(p)]
+
+
+def environ_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # it has ended
