@@ -23,7 +23,7 @@ from sparkdist.driver.closure import capture
 from sparkdist.driver.environment import for_ranks
 from sparkdist.driver.job import BarrierJob
 from sparkdist.driver.local import LocalRun
-from sparkdist.driver.parcel import Parcel, for_function, for_script
+from sparkdist.driver.parcel import Parcel, check_script, for_function, for_script
 from sparkdist.errors import ConfigurationError
 from sparkdist.executor.order import Order
 from sparkdist.results import Attempt, Results, Timings
@@ -121,9 +121,11 @@ class Launcher:
                 'such as "--lr=0.1"'
             )
         path = Path(entry).absolute()
-        parcel = for_script(path, ship)
-        if spark is None:
+        if spark is None:  # it runs where it is
+            check_script(path)
             parcel = replace(for_function(frozenset(), ship), script=str(path))
+        else:
+            parcel = for_script(path, ship)
         assert parcel.script
         return _Work(b"", parcel, (parcel.script, *map(str, args)))
 

@@ -65,10 +65,7 @@ def for_script(path: Path, ship: tuple[Path, ...]) -> Parcel:
     Raises:
         ConfigurationError: Something cannot be read, or all is larger than `MAX_BYTES`.
     """
-    if not path.exists():
-        raise ConfigurationError(f"there is no script {str(path)!r}")
-    if not path.is_file():
-        raise ConfigurationError(f"the script {str(path)!r} is not a file")
+    check_script(path)
     box = _Box()
     box.add(f"code/{path.name}", path)
     # As Python does it for sys.path[0]: the folder of what a link leads to.
@@ -76,6 +73,20 @@ def for_script(path: Path, ship: tuple[Path, ...]) -> Parcel:
     _add_modules(box, modules.Finder(folder).needed_by(path))
     _add_shipped(box, ship)
     return Parcel(box.data(), path.name)
+
+
+def check_script(path: Path) -> None:
+    """Checks that there is a script.
+
+    Raises:
+        ConfigurationError: There is none, it is not a file, or it cannot be read.
+    """
+    if not path.exists():
+        raise ConfigurationError(f"there is no script {str(path)!r}")
+    if not path.is_file():
+        raise ConfigurationError(f"the script {str(path)!r} is not a file")
+    with _readable(path):
+        path.open("rb").close()
 
 
 @cache

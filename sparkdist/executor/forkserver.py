@@ -195,7 +195,11 @@ class _Server:
 
     def _fork_agent(self, conn: socket.socket) -> None:
         if self._problem:
-            wire.send(conn, {"kind": "error", "message": self._problem})
+            try:
+                wire.send(conn, {"kind": "error", "message": self._problem})
+            except OSError:
+                conn.close()
+                return  # who only warms up waits for no answer; the next one does
             self._end()  # what is missing may be installed before the next run asks
         pid = os.fork()
         if pid == 0:

@@ -91,7 +91,7 @@ def connect(
     try:
         folder = _own_folder(base / f"sparkdist-fork-{key}")
         with locked(folder):
-            if lifeline:
+            if lifeline and lifeline.exists():  # a cleaner of /tmp may have been there
                 _tie(folder, lifeline)
             return _connect_or_start(kind, folder, environ)
     except OSError:

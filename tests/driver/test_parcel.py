@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+from sparkdist import Launcher
 from sparkdist.driver import parcel
 from sparkdist.driver.closure import capture
 from sparkdist.driver.parcel import for_function, for_script, package_zip
@@ -426,3 +427,12 @@ def test_the_package_travels_and_packs_itself_from_where_it_arrived(tmp_path):
     assert (
         fresh.run([sys.executable, "-I", "-c", code.format(str(tmp_path / "zipped.zip"))], tmp_path) == digest
     )
+
+
+def test_on_the_driver_a_script_may_lie_beside_any_amount(tmp_path, monkeypatch):
+    (tmp_path / "large.py").write_text("answer = 42  # more than may be sent")
+    (tmp_path / "train.py").write_text("import large; assert large.answer == 42")
+    monkeypatch.setattr(parcel, "MAX_BYTES", 10)
+    with pytest.raises(ConfigurationError, match="larger than"):
+        parcel.for_script(tmp_path / "train.py", ())
+    assert Launcher("plain", local_mode=True).run(tmp_path / "train.py") is None

@@ -464,6 +464,24 @@ def test_a_failed_import_is_answered_and_tried_anew_by_the_next_run(home):
     assert home.call(kind, modules, "wanted_module") == [True]
 
 
+def test_who_only_warms_up_does_not_take_the_answer_from_the_next(home):
+    go = home.folder / "go"
+    home.module("slow", f"{SLOW.format(path=str(go))}\n1 / 0")
+    kind = home.kind("slow")
+    home.connect(kind).close()
+    with home.connect(kind) as conn:
+        go.touch()
+        answer = wire.receive(conn, max_body=0)
+    assert answer and "ZeroDivisionError" in answer[0]["message"]
+
+
+def test_a_lifeline_that_is_gone_already_ends_nobody(home):
+    missing = home.folder / "cleaned away"
+    with home.agent(home.kind(PICKLES), lifeline=missing) as conn:
+        assert not list(home.server_folder(home.kind(PICKLES)).glob(f"{warm.LIFELINE}*"))
+        assert conn.fileno() >= 0
+
+
 @pytest.mark.parametrize("text", ["1 / 0", "raise SystemExit(3)", "raise KeyboardInterrupt"])
 def test_an_import_that_raises_anything_is_answered(home, text):
     home.module("broken_module", text)
