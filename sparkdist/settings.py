@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from sparkdist.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
 FORWARDED = (
@@ -37,6 +38,8 @@ FORWARDED = (
     "TOKENIZERS_PARALLELISM",
 )
 
+ARCHIVES = (".tar.gz", ".tgz", ".zip")
+
 Logs = Literal["all", "rank0", "none"]
 LauncherKind = Literal["fast", "torchrun"]
 
@@ -54,6 +57,11 @@ class SettingsArgs(TypedDict, total=False):
     launcher: LauncherKind
     torchrun_args: Iterable[str]
     idle_timeout: float
+    environment: str | os.PathLike[str] | Iterable[str] | None
+    resources: ResourceProfile | None
+    ports: str | None
+    logs_json: str | os.PathLike[str] | None
+    status: bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +84,16 @@ class Settings:
             command inside the leading task of each executor.
         torchrun_args: Options for that command, such as `["--max-restarts=2"]`.
         idle_timeout: Seconds without a run after which a warm server ends.
+        environment: The Python environment of the ranks: an archive that venv-pack or conda-pack made
+            (`.tar.gz`, `.tgz` or `.zip`), or a list of requirements, resolved once on the driver.
+            Default: the executors' own.
+        resources: A resource profile for the tasks that hold the ranks, and for nothing else.
+        ports: Fixed ports for firewalls, `"29500-29600"` or `"29500"`: the gang's store and the
+            driver's control channel listen on free ones of these. Default: any free port.
+        logs_json: A file on the driver that gets what ranks say through Python's logging, one JSON
+            object per line.
+        status: Whether one line on the terminal or in the notebook says how far the run is, as
+            long as it lasts; None for wherever somebody can see it.
 
     Raises:
         ConfigurationError: A value is not valid.
@@ -91,6 +109,11 @@ class Settings:
     launcher: LauncherKind = "fast"
     torchrun_args: tuple[str, ...] = ()
     idle_timeout: float = 600.0
+    environment: Path | tuple[str, ...] | None = None
+    resources: ResourceProfile | None = None
+    ports: range | None = None
+    logs_json: Path | None = None
+    status: bool | None = None
 
     def __post_init__(self) -> None:
         if self.timeout is not None:
@@ -101,7 +124,12 @@ class Settings:
         self._set("forward_env", _strings("forward_env", self.forward_env))
         self._set("ship", _paths(self.ship))
         self._set("torchrun_args", _strings("torchrun_args", self.torchrun_args))
-        _check_session(self.spark)
+        self._set("environment", _packages(self.environment))
+        self._set("ports", _ports(self.ports))
+        self._set("logs_json", _log_file(self.logs_json))
+        optional_bool("status", self.status)
+        _check_kind("spark", self.spark, "SparkSession", "pyspark.sql")
+        _check_kind("resources", self.resources, "ResourceProfile", "pyspark.resource")
         _one_of("logs", self.logs, ("all", "rank0", "none"))
         _one_of("launcher", self.launcher, ("fast", "torchrun"))
         if self.torchrun_args and self.launcher != "torchrun":
@@ -207,11 +235,53 @@ def _paths(value: object) -> tuple[Path, ...]:
     return tuple(paths)
 
 
-def _check_session(value: object) -> None:
-    # By name: a session is a classic or a Connect one, and neither is worth an import here.
-    kinds = [kind for kind in type(value).__mro__ if kind.__name__ == "SparkSession"]
-    if value is not None and not any(kind.__module__.startswith("pyspark.sql") for kind in kinds):
-        raise ConfigurationError(f"spark must be a SparkSession, not a {type(value).__name__}")
+def _packages(value: object) -> Path | tuple[str, ...] | None:
+    """Checks `environment`: an archive that is there, or requirements."""
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)):
+        requirements = _strings("environment", value)
+        if not requirements or not all(item.strip() for item in requirements):
+            raise ConfigurationError("environment: the list of requirements, or one of them, is empty")
+        return requirements
+    path = Path(os.path.abspath(value))
+    if not path.name.endswith(ARCHIVES):
+        raise ConfigurationError(
+            f"environment must be an archive ({', '.join(ARCHIVES)}) or a list of requirements, not {value!r}"
+        )
+    if not path.is_file():
+        raise ConfigurationError(f"environment: there is no file {str(value)!r}")
+    return path
+
+
+def _ports(value: object) -> range | None:
+    if value is None or isinstance(value, range):
+        return value
+    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", value.strip()) if isinstance(value, str) else None
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 0 < first <= last < 1 << 16:
+        raise ConfigurationError(
+            f'ports must be a port or a range between 1 and 65535, such as "29500-29600", not {value!r}'
+        )
+    return range(first, last + 1)
+
+
+def _log_file(value: object) -> Path | None:
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)):
+        raise ConfigurationError(f"logs_json must be the path of a file, not {value!r}")
+    path = Path(os.path.abspath(value))
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigurationError(f"logs_json: {str(value)!r} is not a file in a folder that is there")
+    return path
+
+
+def _check_kind(setting: str, value: object, name: str, package: str) -> None:
+    # By name: none of these is worth an import here, and a session is a classic or a Connect one.
+    kinds = [kind for kind in type(value).__mro__ if kind.__name__ == name]
+    if value is not None and not any(kind.__module__.startswith(package) for kind in kinds):
+        raise ConfigurationError(f"{setting} must be a {name}, not a {type(value).__name__}")
 
 
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:

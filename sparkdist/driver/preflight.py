@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from sparkdist.driver.session import is_local
+from sparkdist.driver.session import confs, is_local
 from sparkdist.errors import ConfigurationError, PreflightError
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ def check(session: SparkSession, tasks: int, use_gpu: bool | None, ssl_conf: str
     """
     context = session.sparkContext
     _check_gpus(context, use_gpu)
-    if _is_true(context.getConf().get("spark.dynamicAllocation.enabled")):
+    conf = confs(session)
+    if _is_true(conf("spark.dynamicAllocation.enabled")):
         raise PreflightError(
             "spark.dynamicAllocation.enabled is true, and Spark gives a gang its slots at once only without "
             "it; set it to false"
         )
-    # As in pyspark the session's own confs count, which can be set while it runs.
-    if _is_true(session.conf.get("spark.ssl.enabled", "")) and not _is_true(session.conf.get(ssl_conf, "")):
+    if _is_true(conf("spark.ssl.enabled")) and not _is_true(conf(ssl_conf)):
         raise PreflightError(
             "spark.ssl.enabled is true, but what ranks send each other is not encrypted. To train all the "
             f"same set the conf {ssl_conf} to true."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sparkdist.errors import PreflightError
@@ -33,7 +34,7 @@ def choose(local_mode: bool | None, given: SparkSession | None) -> SparkSession 
             "local_mode=False needs a Spark session, and none is active. Start one with "
             "SparkSession.builder.getOrCreate(), or pass spark=, or train on the driver with local_mode=True."
         )
-    if _is_connect(session):
+    if is_connect(session):
         raise PreflightError(
             "this is a Spark Connect session, which this version does not run on yet; use a classic "
             "session (SparkSession.builder.master(...)) or local_mode=True"
@@ -41,6 +42,13 @@ def choose(local_mode: bool | None, given: SparkSession | None) -> SparkSession 
     if session.sparkContext._jsc is None:
         raise PreflightError("the Spark session has been stopped; start a new one")
     return session
+
+
+def confs(session: SparkSession) -> Callable[[str], str | None]:
+    """Returns how to look up a conf: the application's, or one set in the session while it runs."""
+    if is_connect(session):
+        return dict(session.conf.getAll).get  # one call to the server for all of them
+    return lambda name: session.conf.get(name, None)
 
 
 def carry_limit(session: SparkSession | None) -> int:
@@ -67,10 +75,11 @@ def _active() -> SparkSession | None:
 
     # The first is the thread's own; a thread that has none sees the application's.
     session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
-    if session is not None and not _is_connect(session) and session.sparkContext._jsc is None:
+    if session is not None and not is_connect(session) and session.sparkContext._jsc is None:
         return None  # stopped, and so not active
     return session
 
 
-def _is_connect(session: SparkSession) -> bool:
+def is_connect(session: SparkSession) -> bool:
+    """Says whether a session is a client of Spark Connect."""
     return type(session).__module__.startswith("pyspark.sql.connect")
