@@ -46,8 +46,7 @@ class Launcher:
         local_mode: True: on the driver. False: in Spark tasks. None: in Spark tasks when a session
             is active, else on the driver.
         use_gpu: True: one GPU per rank, an error where there are too few. False: CPU. None: GPUs
-            where there are any. On the driver only as yet: a session that offers GPUs to tasks is
-            refused unless it is False.
+            where there are any: those of the driver, or those that Spark gives to tasks.
         ssl_conf: Name of the Spark conf that allows training where spark.ssl.enabled is true.
         **settings: See `Settings`.
 
@@ -148,20 +147,27 @@ class Launcher:
             token="",
             logs=self.settings.logs,
             idle_timeout=self.settings.idle_timeout,
+            ports=(ports.start, ports.stop - 1) if (ports := self.settings.ports) else None,
         )
         function, parcel = work.function, work.parcel.data
         if spark is None:
             gpus = devices.driver_gpus(self.use_gpu, self.num_processes)
             return order, lambda order: LocalRun(order, function, parcel, gpus), ("127.0.0.1", "127.0.0.1")
-        per_task = self.framework.processes_per_task(gpus_per_task=0)
+        conf, profile = session.confs(spark), self.settings.resources
+        per_task_gpus = devices.gpus_per_task(self.use_gpu, self.num_processes, conf, profile)
+        per_task = self.framework.processes_per_task(per_task_gpus)
         tasks = -(-self.num_processes // per_task)
-        preflight.check(spark, tasks, self.use_gpu, self._ssl_conf)
-        conf = spark.sparkContext.getConf()
-        cores = int(conf.get("spark.task.cpus", "1") or 1)
-        order = replace(order, tasks=tasks, processes_per_task=per_task, threads=max(1, cores // per_task))
-        host = conf.get("spark.driver.host", "127.0.0.1") or "127.0.0.1"
-        endpoint = (conf.get("spark.driver.bindAddress", host) or host, host)
-        return order, lambda order: BarrierJob(spark, order, function, parcel), endpoint
+        preflight.check(spark, conf, tasks, per_task_gpus, profile, self._ssl_conf)
+        order = replace(
+            order,
+            tasks=tasks,
+            processes_per_task=per_task,
+            gpus_per_task=per_task_gpus,
+            threads=max(1, session.cores_per_task(conf, profile) // per_task),
+        )
+        host = conf("spark.driver.host") or "127.0.0.1"
+        endpoint = (conf("spark.driver.bindAddress") or host, host)
+        return order, lambda order: BarrierJob(spark, order, function, parcel, profile), endpoint
 
 
 @dataclass(frozen=True)

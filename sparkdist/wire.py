@@ -6,6 +6,7 @@ unpickles. A peer proves that it knows the run's token before any length it send
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
@@ -22,6 +23,7 @@ Frame = tuple[Header, bytearray]
 MAX_HEADER = 16 << 20  # bytes; a header may carry a traceback and a rank's last lines
 TEXT_LIMIT = 1 << 19  # characters of a message or traceback; JSON may need 12 bytes for one
 ROW_LIMIT = 16 << 20  # bytes of one rank's outcome that travel as a Spark row
+LOGS_LIMIT = 64 << 20  # bytes of a gang's lines that travel as rows where the driver cannot be reached
 HANDSHAKE_TIMEOUT = 10.0  # s
 GRACE = 3.0  # s that ranks get between SIGTERM and SIGKILL
 
@@ -32,6 +34,29 @@ _MAC = hashlib.sha256().digest_size
 
 class WireError(OSError):
     """The peer broke the protocol, could not prove who it is, or sent too much."""
+
+
+def bind(address: str, ports: tuple[int, int] | None) -> socket.socket:
+    """Returns a TCP socket bound to an address of this host, at any port or at a free one of a range.
+
+    Raises:
+        OSError: There is no such address, or no port of the range is free.
+    """
+    family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+    first, last = ports or (0, 0)
+    for port in range(first, last + 1):
+        sock = socket.socket(family)
+        try:
+            # So that a port is free again at once when its run is over.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((address, port))
+            sock.listen(socket.SOMAXCONN)  # two sockets may be bound to a port, but only one may listen
+            return sock
+        except OSError as error:
+            sock.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(errno.EADDRINUSE, f"no port of {first}-{last} is free at {address}")
 
 
 def pack(header: Header, body_size: int = 0) -> bytes:

@@ -206,7 +206,7 @@ def strangers(opened, count):
 def test_news_reach_the_board_and_orders_the_agents():
     with channel() as (opened, board, lines):
         first, second = Agent(opened), Agent(opened)
-        wire.send(first.sock, {"kind": "hello", "node": 0, "host": "a"})
+        wire.send(first.sock, {"kind": "hello", "node": 0, "nodes": 1})
         wire.send(first.sock, {"kind": "log", "rank": 1, "stderr": True}, b"a line\n")
         wire.send(first.sock, {"kind": "entered", "rank": 1})
         wire.send(first.sock, {"kind": "outcome", "rank": 1}, b"bytes")
@@ -243,7 +243,7 @@ def test_without_the_token_no_message_gets_through():
         with pytest.raises(wire.WireError, match="token"):
             Agent(opened, OTHER)
         agent = Agent(opened)
-        wire.send(agent.sock, {"kind": "hello", "node": 0, "host": "a"})
+        wire.send(agent.sock, {"kind": "hello", "node": 0, "nodes": 1})
         assert board.wait(lambda b: 0 in b.nodes, 10)
         assert board.failed == []
 
@@ -257,7 +257,7 @@ def test_a_hundred_silent_strangers_keep_no_agent_out_and_hold_nobody_up():
             began = time.monotonic()
             late = Agent(opened)
             for node, agent in enumerate((first, late)):
-                wire.send(agent.sock, {"kind": "hello", "node": node, "host": "a"})
+                wire.send(agent.sock, {"kind": "hello", "node": node, "nodes": 1})
             assert board.wait(lambda b: len(b.nodes) == 2, 10)
             alive = [t for t in threading.enumerate() if t.name == "sparkdist-control"]
             assert len(alive) <= control._MAX_STRANGERS + 3
@@ -274,7 +274,7 @@ def test_two_hundred_agents_at_once_all_come_in():
         def join(node):
             together.wait()
             agent = Agent(opened)
-            wire.send(agent.sock, {"kind": "hello", "node": node, "host": "a"})
+            wire.send(agent.sock, {"kind": "hello", "node": node, "nodes": 1})
             return agent
 
         for agent in pool.map(join, range(200)):

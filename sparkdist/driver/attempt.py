@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from sparkdist import wire
+from sparkdist.driver import outcome
 from sparkdist.driver.board import Board
 from sparkdist.driver.console import Console
 from sparkdist.driver.control import ControlChannel
 from sparkdist.driver.interrupt import keyboard_interrupts
-from sparkdist.errors import TrainingTimeout
+from sparkdist.errors import PreflightError, TrainingTimeout
+from sparkdist.executor.last_words import rows_in
 from sparkdist.executor.leader import Row
 from sparkdist.executor.order import Order
 from sparkdist.settings import Settings
@@ -25,8 +27,9 @@ _ROWS_TIME = 2.0  # s that rows get to arrive after the ranks have been ended
 _FAILED_TIME = 60.0  # s that they get after a failure: they say what it was
 _CANCEL_TIME = 10.0  # s; Spark needs 2 to 4 to kill a Python worker
 _UNREACHABLE = (
-    "no executor can connect to the driver: the run goes on without live logs, start_timeout and stacks of a "
-    "timeout. Set spark.driver.host to an address that executors reach."
+    "executors cannot connect to the driver at {address}, or not all the time: the run goes on without live "
+    "logs (they come with the result), start_timeout and stacks of a timeout. Set spark.driver.host to an "
+    "address that executors reach, and ports= to ports that a firewall lets through."
 )
 
 
@@ -64,11 +67,13 @@ def run_attempt(
         All that is known of it; `rows` holds a result or the exception of Spark's side.
 
     Raises:
+        PreflightError: The driver has no address or port for the control channel.
         TrainingTimeout: A limit passed.
         KeyboardInterrupt: Ctrl-C; the ranks have been ended.
     """
     board = Board()
-    with ControlChannel(*endpoint, board, Console().write) as channel:
+    console = Console()
+    with _listen(endpoint, board, console, order) as channel:
         order = replace(order, control=channel.address, token=channel.token.hex())
         gang = make_gang(order)
         watch = _Watch(order, settings, board, channel, gang)
@@ -82,7 +87,18 @@ def run_attempt(
             except TrainingTimeout:
                 watch.end(wire.GRACE)
                 raise
+        channel.stop_ranks(0.0)  # those that Spark has given up
+    for header, data in watch.rows():
+        if header["kind"] == "log":
+            console.write(header["rank"], header["stderr"], data)
     return board
+
+
+def _listen(endpoint: tuple[str, str], board: Board, console: Console, order: Order) -> ControlChannel:
+    try:
+        return ControlChannel(*endpoint, board, console.write, order.ports)
+    except OSError as error:
+        raise PreflightError(f"the driver cannot listen for its executors: {error.strerror}") from error
 
 
 class _Watch:
@@ -96,6 +112,7 @@ class _Watch:
         self._board = board
         self._channel = channel
         self._gang = gang
+        self._warned = False
         self._began = time.monotonic()
         self._thread = gang.thread(self._run)
 
@@ -107,10 +124,12 @@ class _Watch:
         try:
             rows = self._gang.run()
         except BaseException as error:
-            reason = error
-            self._board.note(lambda board: board.rows.set_exception(reason))
-        else:
-            self._board.note(lambda board: board.rows.set_result(rows))
+            reason, last_words = error, rows_in(outcome.message_of(error))
+            if last_words is None:
+                self._board.note(lambda board: board.rows.set_exception(reason))
+                return
+            rows = last_words
+        self._board.note(lambda board: board.rows.set_result(rows))
 
     def wait(self) -> None:
         """Waits for the gang's rows.
@@ -133,10 +152,25 @@ class _Watch:
         left = None if seconds is None else max(0.0, self._began + seconds - time.monotonic())
         if self._board.wait(reached, left) or seconds is None:
             return
-        if name == "start_timeout" and not self._board.nodes and self._gang.is_unheard():
-            warnings.warn(_UNREACHABLE, stacklevel=2)
+        if name == "start_timeout" and self._is_unheard():
+            self._warn()
             return
         raise self._timeout(name, seconds)
+
+    def _is_unheard(self) -> bool:
+        return self._board.gathered or (not self._board.nodes and self._gang.is_unheard())
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(_UNREACHABLE.format(address=self._order.control), stacklevel=2)
+
+    def rows(self) -> list[Row]:
+        """Returns the gang's rows, and says if they show that executors could not reach the driver."""
+        rows = [] if self._board.rows.exception() else self._board.rows.result()
+        if any(header.get("unheard") or header["kind"] == "log" for header, _ in rows):
+            self._warn()
+        return rows
 
     def _timeout(self, setting: str, seconds: float) -> TrainingTimeout:
         self._channel.ask_stacks()

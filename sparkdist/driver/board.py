@@ -19,6 +19,7 @@ class Board:
 
     Attributes:
         nodes: When each node's agent said hello (time.monotonic()).
+        gathered: Whether nodes found each other by Spark's means because one cannot reach the driver.
         entered: When each rank entered the user's code.
         returned: When each rank returned from it.
         failed: Ranks in the order in which they failed.
@@ -29,6 +30,7 @@ class Board:
     """
 
     nodes: dict[int, float] = field(default_factory=dict)
+    gathered: bool = False
     entered: dict[int, float] = field(default_factory=dict)
     returned: dict[int, float] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
@@ -48,6 +50,10 @@ class Board:
         """Waits until `reached` holds; returns False when `timeout` seconds passed before."""
         with self._changed:
             return self._changed.wait_for(lambda: reached(self), timeout)
+
+    def add_gathered(self, nodes: int) -> None:
+        """Notes that so many nodes have found each other by Spark's means."""
+        self.gathered = len(self.nodes) < nodes
 
     def add_stacks(self, stacks: dict[int, str]) -> None:
         """Notes one node's stacks."""

@@ -20,6 +20,8 @@ _MAX_OUTCOME = 1 << 40  # bytes; what the driver can hold is for its memory to s
 _MAX_STRANGERS = 64  # connections that have not authenticated yet
 _PATIENCE = 0.1  # s that a stranger has before it makes room for others; an agent needs milliseconds
 
+_GATHER_AFTER = 5.0  # s that nodes have to connect after the first one
+
 LogWriter = Callable[[int, bool, bytes], None]
 
 
@@ -31,9 +33,20 @@ class ControlChannel:
         advertise: Address that agents are told.
         board: Where news is written.
         write_log: Gets (rank, is_stderr, whole lines).
+        ports: First and last port it may listen on; None for any.
+
+    Raises:
+        OSError: It cannot listen there.
     """
 
-    def __init__(self, bind: str, advertise: str, board: Board, write_log: LogWriter) -> None:
+    def __init__(
+        self,
+        bind: str,
+        advertise: str,
+        board: Board,
+        write_log: LogWriter,
+        ports: tuple[int, int] | None = None,
+    ) -> None:
         self.token = secrets.token_bytes(32)
         self._board = board
         self._write_log = write_log
@@ -42,10 +55,10 @@ class ControlChannel:
         self._last_words: list[wire.Header] = []  # what an agent that connects late must hear too
         self._strangers: dict[socket.socket, float] = {}  # since when; the oldest first
         self._room = threading.BoundedSemaphore(_MAX_STRANGERS)
+        self._alarm: threading.Timer | None = None
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
-        family = socket.getaddrinfo(bind, 0, type=socket.SOCK_STREAM)[0][0]
-        self._listener = socket.create_server((bind, 0), family=family, backlog=1024)
+        self._listener = wire.bind(bind, ports)
         self.address = (advertise, int(self._listener.getsockname()[1]))
         self._acceptor = self._start(self._accept)
 
@@ -55,6 +68,8 @@ class ControlChannel:
     def __exit__(self, *exc: object) -> None:
         """Closes every socket and waits for the threads."""
         self._closed.set()
+        if self._alarm:
+            self._alarm.cancel()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._acceptor.join()  # then nobody comes any more
@@ -78,6 +93,18 @@ class ControlChannel:
                 self._last_words.append(header)
             for agent in self._agents:
                 _tell(agent, header)
+
+    def _expect(self, nodes: int) -> None:
+        """Has the nodes find each other by Spark's means if one of them does not get through to here."""
+        with self._lock:
+            if nodes > 1 and self._alarm is None:
+                self._alarm = threading.Timer(_GATHER_AFTER, self._broadcast, [{"kind": "gather"}, True])
+                self._alarm.start()
+            complete = self._alarm is not None and len(self._board.nodes) == nodes
+            if self._alarm and complete:
+                self._alarm.cancel()
+        if complete:
+            self._broadcast({"kind": "complete"})
 
     def _start(self, target: Callable[..., None], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, name="sparkdist-control", daemon=True)
@@ -139,6 +166,9 @@ class ControlChannel:
             self._write_log(header["rank"], header["stderr"], bytes(body))
         elif kind == "hello":
             self._board.note(lambda board: board.nodes.__setitem__(header["node"], time.monotonic()))
+            self._expect(header["nodes"])
+        elif kind == "gathered":
+            self._board.note(lambda board: board.add_gathered(header["nodes"]))
         elif kind == "store":
             self._broadcast(header, keep=True)
         elif kind == "entered":
@@ -148,8 +178,6 @@ class ControlChannel:
         elif kind == "failed":
             self._board.note(lambda board: board.failed.append(header["rank"]))
             self.stop_ranks(wire.GRACE)
-        elif kind == "broken":
-            self.stop_ranks(0.0)
         elif kind == "outcome":
             self._board.note(lambda board: board.outcomes.__setitem__(header["rank"], body))
         elif kind == "stacks":

@@ -1,12 +1,22 @@
-"""The GPUs of the driver, found without importing a framework or opening a device."""
+"""Which GPUs a run gets: the driver's, or those that Spark gives its tasks.
+
+The driver's are found without importing a framework or opening a device.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from sparkdist.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+
+TASK_GPUS = "spark.task.resource.gpu.amount"
 
 _QUERY_TIME = 20.0  # s; a driver that wakes its GPUs takes a while
 
@@ -35,6 +45,47 @@ def driver_gpus(use_gpu: bool | None, num_processes: int) -> dict[str, str]:
             "conf spark.task.resource.gpu.amount."
         )
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[:num_processes])}
+
+
+def gpus_per_task(
+    use_gpu: bool | None,
+    num_processes: int,
+    conf: Callable[[str], str | None],
+    profile: ResourceProfile | None,
+) -> int:
+    """Returns how many GPUs Spark gives each task of the gang, each for a rank; 0 for ranks on the CPU.
+
+    Args:
+        use_gpu: True to require GPUs, False to leave them alone, None to use them where there are any.
+        num_processes: Ranks, one GPU each.
+        conf: Looks up the session's confs.
+        profile: The resource profile of the gang's tasks, whose word counts before the session's.
+
+    Raises:
+        ConfigurationError: GPUs were asked for and tasks get none, or not whole ones, or the ranks
+            do not fill the tasks.
+    """
+    if use_gpu is False:
+        return 0
+    requests = profile.taskResources if profile else {}
+    source = "resources=" if requests else f"the conf {TASK_GPUS}"
+    amount = requests["gpu"].amount if "gpu" in requests else 0 if requests else float(conf(TASK_GPUS) or 0)
+    if not amount and use_gpu:
+        raise ConfigurationError(
+            f"use_gpu=True, but Spark gives the tasks of this run no GPUs: {source} asks for none. Set "
+            f"{TASK_GPUS}, or use_gpu=False (CPU) or None (GPUs where there are any)."
+        )
+    if amount % 1:
+        raise ConfigurationError(
+            f"{source} gives a task {amount:g} of a GPU, and ranks do not share one. Set it to a whole "
+            "number, or use_gpu=False for the CPU."
+        )
+    if amount and num_processes % amount:
+        raise ConfigurationError(
+            f"num_processes={num_processes} is not a multiple of the {amount:g} GPUs that {source} gives "
+            f"each task. Ask for {num_processes + int(-num_processes % amount)}, or for one GPU in a task."
+        )
+    return int(amount)
 
 
 def _visible() -> list[str]:

@@ -20,6 +20,7 @@ from sparkdist.executor.leader import Row, Site, warm_up, without_secrets
 from sparkdist.executor.order import Host, Order
 
 if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
 _ANSWER_TIME = 1.0  # s
@@ -33,12 +34,20 @@ class BarrierJob:
     is in the result stage, so that Spark makes exactly one attempt and retries are ours.
     """
 
-    def __init__(self, session: SparkSession, order: Order, function: bytes, parcel: bytes) -> None:
+    def __init__(
+        self,
+        session: SparkSession,
+        order: Order,
+        function: bytes,
+        parcel: bytes,
+        profile: ResourceProfile | None,
+    ) -> None:
         self._session = session
         self._context = session.sparkContext
         self._order = order
         self._function = function
         self._parcel = parcel
+        self._profile = profile
         self._group = f"sparkdist-{uuid.uuid4()}"
 
     def run(self) -> list[Row]:
@@ -54,6 +63,8 @@ class BarrierJob:
         description = f"sparkdist run {self._order.run_id}: {self._order.world_size} ranks"
         self._context.setJobGroup(self._group, description, interruptOnCancel=False)
         rdd = self._context.parallelize(range(tasks), tasks).barrier().mapPartitions(mapped)
+        if self._profile is not None:
+            rdd = rdd.withResources(self._profile)
         return list(rdd.collect())
 
     def _share_host(self) -> Order:

@@ -8,7 +8,7 @@ from typing import Any
 from sparkdist import values, wire
 from sparkdist.driver.board import Board
 from sparkdist.errors import Failure, PreflightError, ResultError, TrainingFailed
-from sparkdist.executor.leader import Row
+from sparkdist.executor.leader import FAILED, Row
 from sparkdist.executor.order import NodeError, Order
 from sparkdist.results import RankResult
 
@@ -37,13 +37,13 @@ def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
     for header, _ in rows:
         if header["kind"] == "error":
             raise PreflightError(header["message"])
-    tasks = sum(header["kind"] == "task" for header, _ in rows)
-    if tasks != order.tasks:
-        raise _lost(order, f"only {tasks} of {order.tasks} Spark tasks reported")
-    ranks = sorted((row for row in rows if "rank" in row[0]), key=lambda row: row[0]["rank"])
+    ranks = sorted((row for row in rows if "host" in row[0]), key=lambda row: row[0]["rank"])
     failures = _failures(ranks, board)
     if failures:
         raise TrainingFailed(failures, order.run_id)
+    tasks = sum(header["kind"] == "task" for header, _ in rows)
+    if tasks != order.tasks:
+        raise _lost(order, f"only {tasks} of {order.tasks} Spark tasks reported")
     stopped = [header for header, _ in ranks if header["kind"] == "stopped"]
     if stopped or len(ranks) != order.world_size:
         reasons = [header["message"] for header in stopped if "message" in header]
@@ -59,10 +59,14 @@ def _lost(order: Order, message: str) -> TrainingFailed:
 
 def _reason(error: BaseException) -> str:
     """Returns what Spark says of a job that ended, without the JVM's own stack."""
-    java = getattr(error, "java_exception", None)  # py4j hides the message behind a call's name
-    text = str(java.getMessage()) if java else values.safe_text(error)
-    lines = [line for line in text.splitlines() if not line.startswith("\tat ")]
+    lines = [line for line in message_of(error).splitlines() if not line.startswith("\tat ")]
     return "\n".join(lines[:_REASON_LINES]) or values.type_name(error)
+
+
+def message_of(error: BaseException) -> str:
+    """Returns an error's message, of one from Spark's side what the JVM says."""
+    java = getattr(error, "java_exception", None)  # py4j hides the message behind a call's name
+    return str(java.getMessage()) if java else values.safe_text(error)
 
 
 def _failures(rows: list[Row], board: Board) -> dict[int, Failure]:
@@ -71,7 +75,7 @@ def _failures(rows: list[Row], board: Board) -> dict[int, Failure]:
     The order in which agents told of failures counts before the times they name: clocks of hosts
     differ. A value that does not pickle is not a failure of the training and comes after all.
     """
-    failed = [row for row in rows if row[0]["kind"] not in ("returned", "stopped", "unpicklable")]
+    failed = [row for row in rows if row[0]["kind"] in FAILED]
     failed.sort(key=lambda row: _place_in_time(row[0], board.failed))
     return {
         header["rank"]: _failure(header, _data(header, blob, board), place)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sparkdist.errors import PreflightError
 
 if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
 _WITHOUT_SPARK = 4_000_000_000  # bytes
@@ -49,6 +50,12 @@ def confs(session: SparkSession) -> Callable[[str], str | None]:
     if is_connect(session):
         return dict(session.conf.getAll).get  # one call to the server for all of them
     return lambda name: session.conf.get(name, None)
+
+
+def cores_per_task(conf: Callable[[str], str | None], profile: ResourceProfile | None) -> int:
+    """Returns the cores that Spark counts for a task of the session, or of a resource profile."""
+    requests = profile.taskResources if profile else {}
+    return int(requests["cpus"].amount if "cpus" in requests else conf("spark.task.cpus") or 1)
 
 
 def carry_limit(session: SparkSession | None) -> int:

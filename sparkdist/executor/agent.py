@@ -72,6 +72,9 @@ class Agent:
         self.staff = Staff(self.order, self.node, message, folder)
         self._pumps = {rank.rank: LogPump(rank.rank, self._emitter(rank.rank)) for rank in self.staff.ranks}
         self._selector = selectors.DefaultSelector()
+        self._task_frames = wire.FrameReader(max_body=0)
+        self._gathering = False
+        self._some_unheard = False  # whether a node is there that the driver cannot tell anything
         self._kill_at: float | None = None
         self._dump_until: float | None = None
         self._memory_kills = process.memory_kills()
@@ -83,23 +86,29 @@ class Agent:
 
     def run(self) -> None:
         """Runs the ranks to their end and reports to the task."""
-        self._link.send({"kind": "hello", "node": self.node.index, "host": socket.gethostname()})
+        self._link.send({"kind": "hello", "node": self.node.index, "nodes": self.node.count})
         self._watch(self._conn, self._task_spoke)
         if self._link.sock:
             self._watch(self._link.sock, self._driver_spoke)
         self.staff.park()
         for rank in self.staff.ranks:
             self._watch_rank(rank)
-        meeting_point = self.staff.open_store()
-        if meeting_point:
-            address, port = meeting_point
+        self._meeting_point = self.staff.open_store()
+        if not self._link.up:
+            self._gather()
+        if self._meeting_point:
+            address, port = self._meeting_point
             self._link.send({"kind": "store", "address": address, "port": port})
             self._start_ranks(address, port)
-        elif not self._link.up:
-            raise NodeError(f"node {self.node.index} cannot reach the driver at {self.order.control}")
         while self.staff.busy():
             self._turn()
         self._finish()
+
+    def _gather(self) -> None:
+        """Has the gang's tasks tell each other where to meet; they all have to take part."""
+        if self.node.count > 1 and not self._gathering:
+            self._gathering = self._some_unheard = True
+            wire.send(self._conn, {"kind": "gather", "store": self._meeting_point})
 
     def _start_ranks(self, address: str, port: int) -> None:
         if self.staff.started:
@@ -142,9 +151,12 @@ class Agent:
             self._link.send({"kind": "stacks", "stacks": stacks})
 
     def _task_spoke(self) -> None:
-        # A task says nothing after its order: this is its end.
-        if not self._conn.recv(1):
+        data = self._conn.recv(1 << 16)
+        if not data:
             raise ConnectionResetError
+        for header, _ in self._task_frames.feed(data):
+            self._link.send({"kind": "gathered", "nodes": self.node.count})
+            self._start_ranks(*header["store"])
 
     def _driver_spoke(self) -> None:
         for header in self._link.receive():
@@ -155,8 +167,16 @@ class Agent:
             elif header["kind"] == "stacks":
                 self.staff.ask_stacks()
                 self._dump_until = time.monotonic() + _STACK_TIME
+            elif header["kind"] == "gather":
+                self._gather()
+            elif header["kind"] == "complete":
+                self._some_unheard = False
         if not self._link.up:
             self._forget(self._link.sock)
+            if not self.staff.started and not self._gathering:
+                raise NodeError(
+                    f"node {self.node.index} lost the driver at {self.order.control} before it could start"
+                )
 
     def stop(self, grace: float = wire.GRACE) -> None:
         """Asks every living rank to end, and kills it after `grace` seconds."""
@@ -254,7 +274,15 @@ class Agent:
                 blobs.append(rank.read_outcome())
             rows.append(row)
         self._link.close()
-        wire.send(self._conn, {"kind": "done", "rows": rows}, b"".join(blobs))
+        for row in rows:
+            row["unheard"] = self._some_unheard or not self._link.up
+        self._link.logs.shrink(wire.LOGS_LIMIT // self.order.world_size)
+        logs = [
+            ({"kind": "log", "rank": rank, "stderr": is_stderr, "size": len(data)}, data)
+            for rank, is_stderr, data in self._link.logs.drain()
+        ]
+        done = {"kind": "done", "rows": rows, "logs": [header for header, _ in logs]}
+        wire.send(self._conn, done, b"".join([*blobs, *(data for _, data in logs)]))
 
     def _row(self, rank: Rank) -> dict[str, Any]:
         """Returns what the driver is told of an ended rank, but for its outcome's bytes."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +20,8 @@ from sparkdist.executor.topology import Node
 from sparkdist.frameworks import resolve
 
 Row = tuple[dict[str, Any], bytes]
+
+FAILED = ("raised", "exited", "signal", "lost")  # what a row may say of a rank that has failed
 
 # Spark's own secrets, and the sockets they open: no rank needs them.
 _SECRETS = re.compile(
@@ -57,8 +61,11 @@ def lead(
     function: bytes,
     parcel: bytes,
     on_connected: Callable[[socket.socket], None] = lambda conn: None,
+    gather: Callable[[str], str] = lambda told: told,
 ) -> list[Row]:
     """Runs one node's ranks and returns a row for each: what became of it, and its outcome's bytes.
+
+    Lines that the driver has not got follow as rows of their own.
 
     Args:
         order: The attempt.
@@ -68,6 +75,8 @@ def lead(
         parcel: A zip of the code and files that travel with the job; may be empty.
         on_connected: Gets the agent's socket, before there is an agent; whoever shuts it down ends
             the agent and its ranks.
+        gather: Tells the other nodes something and returns what the first of them has told, where
+            they cannot all be reached by the driver.
 
     Raises:
         NodeError: The ranks could not be started, or their agent was lost.
@@ -83,10 +92,16 @@ def lead(
             "root": site.root,
         }
         try:
+            limit = node.size * wire.ROW_LIMIT + wire.LOGS_LIMIT
             wire.send(conn, message)
             wire.send(conn, {"kind": "function"}, function)
             wire.send(conn, {"kind": "parcel"}, parcel)
-            answer = wire.receive(conn, max_body=node.size * wire.ROW_LIMIT)
+            answer = wire.receive(conn, limit)
+            if answer and answer[0]["kind"] == "gather":
+                store = _gather(gather, answer[0]["store"])
+                with suppress(BrokenPipeError):  # an agent that has ended meanwhile has left its answer
+                    wire.send(conn, {"kind": "store", "store": store})
+                answer = wire.receive(conn, limit)
         except OSError:
             answer = None
     if answer is None:
@@ -94,7 +109,14 @@ def lead(
     header, body = answer
     if header["kind"] == "error":
         raise NodeError(header["message"])
-    return list(_rows(header["rows"], bytes(body)))
+    return _rows(header["rows"], header["logs"], bytes(body))
+
+
+def _gather(gather: Callable[[str], str], told: object) -> object:
+    try:
+        return json.loads(gather(json.dumps(told)))
+    except Exception as error:
+        raise NodeError(f"the gang's tasks could not tell each other where to meet: {error!r}") from error
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
@@ -147,9 +169,9 @@ def _connect(
     return conn
 
 
-def _rows(headers: list[dict[str, Any]], body: bytes) -> list[Row]:
+def _rows(headers: list[dict[str, Any]], logs: list[wire.Header], body: bytes) -> list[Row]:
     rows, offset = [], 0
-    for header in headers:
+    for header in (*headers, *logs):
         size = 0 if "sha256" in header else header["size"]
         rows.append((header, body[offset : offset + size]))
         offset += size
@@ -158,4 +180,4 @@ def _rows(headers: list[dict[str, Any]], body: bytes) -> list[Row]:
 
 def _lost(rank: int, node: Node) -> Row:
     header = {"kind": "lost", "rank": rank, "node": node.index, "host": socket.gethostname()}
-    return header | {"message": "its agent was killed", "size": 0}, b""
+    return header | {"message": "its agent was killed", "size": 0, "unheard": True}, b""

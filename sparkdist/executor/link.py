@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Iterator
 
 from sparkdist import wire
+from sparkdist.executor.logs import LogBuffer, Piece
 from sparkdist.executor.order import Order
 
 _CONNECT_TIMEOUT = 5.0  # s
-_FLUSH_TIMEOUT = 30.0  # s that the driver may take to read what is left at the end
-_LOG_BUFFER = 16 << 20  # bytes of lines that wait for a driver that reads too slowly
+_FLUSH_TIMEOUT = 10.0  # s without any progress until a driver that reads nothing is given up
+_LOG_LIMIT = 16 << 20  # bytes of one rank's lines that wait for a driver that reads too slowly
 
 
 def dial(order: Order) -> socket.socket | None:
@@ -34,66 +35,68 @@ def dial(order: Order) -> socket.socket | None:
 
 
 class Link:
-    """A connection to the driver that buffers what it cannot send at once.
+    """A connection to the driver that keeps what it cannot send at once.
+
+    Where the driver cannot be reached, or no longer, everything still works: news is dropped, and
+    lines and outcomes travel as rows.
 
     Attributes:
         sock: The socket, or None where the driver never answered.
         up: Whether the driver can be reached.
-
-    Where the driver cannot be reached everything still works: frames are dropped, logs are lost
-    but for each rank's last lines, and outcomes travel as rows.
+        logs: Lines that wait to be sent; news goes first.
     """
 
     def __init__(self, sock: socket.socket | None) -> None:
         self.sock = sock
         self.up = sock is not None
+        self.logs = LogBuffer(_LOG_LIMIT)
         self._frames = wire.FrameReader(max_body=0)
-        self._out: deque[memoryview] = deque()
-        self._waiting = 0  # bytes in _out
-        self._dropped = 0  # bytes of logs not sent
+        self._news: deque[bytes] = deque()
+        self._leaving = memoryview(b"")  # what is left of a frame that the socket took a part of
+        self._piece: Piece | None = None  # the lines in it
         if sock:
             sock.setblocking(False)
 
     @property
     def pending(self) -> bool:
         """Whether bytes wait to be sent."""
-        return bool(self._out)
+        return self.up and bool(self._leaving or self._news or self.logs)
 
-    def send(self, header: wire.Header, body: bytes = b"") -> None:
-        """Sends a frame now or as soon as the driver reads on."""
-        if not self.up:
-            return
-        data = wire.pack(header, len(body)) + body
-        self._out.append(memoryview(data))
-        self._waiting += len(data)
-        self.push()
+    def send(self, header: wire.Header) -> None:
+        """Sends news now or as soon as the driver reads on."""
+        if self.up:
+            self._news.append(wire.pack(header))
+            self.push()
 
     def send_log(self, rank: int, is_stderr: bool, data: bytes) -> None:
-        """Sends lines, or counts them as dropped where too many wait already."""
-        if self._waiting > _LOG_BUFFER:
-            self._dropped += len(data)
-            return
-        if self._dropped:
-            notice = f"... {self._dropped} bytes of output dropped: the driver reads too slowly\n"
-            self._dropped = 0
-            data = notice.encode() + data
-        self.send({"kind": "log", "rank": rank, "stderr": is_stderr}, data)
+        """Sends lines now or as soon as the driver reads on."""
+        self.logs.add(rank, is_stderr, data)
+        self.push()
 
     def push(self) -> None:
         """Sends what the socket takes without waiting."""
-        while self._out and self.sock:
+        while self.pending and self.sock:
+            self._load()
             try:
-                sent = self.sock.send(self._out[0])
+                sent = self.sock.send(self._leaving)
             except BlockingIOError:
                 return
             except OSError:
                 self._lose()
                 return
-            self._waiting -= sent
-            if sent == len(self._out[0]):
-                self._out.popleft()
-            else:
-                self._out[0] = self._out[0][sent:]
+            self._leaving = self._leaving[sent:]
+
+    def _load(self) -> None:
+        """Makes the next frame the one that is leaving, if the last one has left."""
+        if self._leaving:
+            return
+        self._piece = None
+        if self._news:
+            self._leaving = memoryview(self._news.popleft())
+        elif piece := self.logs.take():
+            rank, is_stderr, data = self._piece = piece
+            header = {"kind": "log", "rank": rank, "stderr": is_stderr}
+            self._leaving = memoryview(wire.pack(header, len(data)) + data)
 
     def receive(self) -> Iterator[wire.Header]:
         """Yields what the driver has sent; the driver's end of the connection is noticed here."""
@@ -122,6 +125,7 @@ class Link:
         assert self.sock
         digest = hashlib.sha256()
         try:
+            self.sock.settimeout(_FLUSH_TIMEOUT)
             self.sock.sendall(wire.pack({"kind": "outcome", "rank": rank}, size))
             offset = 0
             while offset < size:
@@ -129,28 +133,29 @@ class Link:
                 digest.update(piece)
                 self.sock.sendall(piece)
                 offset += len(piece)
+            self.sock.setblocking(False)
         except OSError:
             self._lose()
             return None
         return digest.hexdigest()
 
     def close(self) -> None:
-        """Sends what is left and closes."""
+        """Sends what is left, as long as the driver reads, and closes."""
         self._flush()
         if self.sock:
             self.sock.close()
 
     def _flush(self) -> bool:
+        """Says whether the driver has taken all there was; it gets some time for every frame."""
         if self.sock and self.up:
             self.sock.settimeout(_FLUSH_TIMEOUT)
-            try:
-                while self._out:
-                    self.sock.sendall(self._out.popleft())
-            except OSError:
-                self._lose()
+            self.push()
+            self.sock.setblocking(False)
         return self.up
 
     def _lose(self) -> None:
         self.up = False
-        self._out.clear()
-        self._waiting = 0
+        self._news.clear()
+        if self._leaving and self._piece:
+            self.logs.put_back(*self._piece)
+        self._leaving = memoryview(b"")

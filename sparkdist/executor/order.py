@@ -40,6 +40,7 @@ class Order:
         world_size: Ranks in the gang.
         tasks: Spark tasks in the gang; 1 on the driver.
         processes_per_task: Ranks in one task; the last task may hold fewer.
+        gpus_per_task: GPUs that Spark gives each task, one for each of its ranks; 0 for the CPU.
         script: The script's path and its arguments; None for a function. A relative path is
             inside the parcel.
         env: What `env` and `forward_env` set, already merged.
@@ -50,6 +51,7 @@ class Order:
         idle_timeout: Seconds without a run after which a forkserver ends.
         host: The driver's own place for forkservers where executors are in its JVM, so that it
             can start one before Spark has started its Python workers; else None.
+        ports: The first and last port that the gang's store may listen on; None for any.
     """
 
     run_id: str
@@ -68,6 +70,8 @@ class Order:
     logs: str
     idle_timeout: float
     host: Host | None = None
+    gpus_per_task: int = 0
+    ports: tuple[int, int] | None = None
 
     def to_json(self) -> str:
         """Returns the order as JSON."""
@@ -77,7 +81,7 @@ class Order:
     def from_json(cls, text: str) -> Order:
         """Makes the order that `to_json` wrote."""
         fields = json.loads(text)
-        for name in ("launcher_args", "script", "control"):
+        for name in ("launcher_args", "script", "control", "ports"):
             if fields[name] is not None:
                 fields[name] = tuple(fields[name])
         if fields["host"] is not None:

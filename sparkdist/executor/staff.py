@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sparkdist import wire
 from sparkdist.executor import process, topology, worker
 from sparkdist.executor.node_launcher import NodeLauncher
-from sparkdist.executor.order import Order
+from sparkdist.executor.order import NodeError, Order
 from sparkdist.executor.ranks import STACK_SIGNAL, Rank
 from sparkdist.executor.topology import Node
 from sparkdist.executor.unpack import unpack
@@ -70,16 +71,22 @@ class Staff:
         """Opens the gang's meeting point if this is its first node; returns address and port.
 
         The port is bound before anyone is told of it, on the gang's own interface.
+
+        Raises:
+            NodeError: None of the ports it may have is free.
         """
         if self.node.index:
             return None
         address = topology.address_towards(self.node.peer)
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family) as listener:
-            listener.bind((address, 0))
+        try:
+            listener = wire.bind(address, self.order.ports)
+        except OSError as error:
+            raise NodeError(
+                f"the gang's store cannot listen on {socket.gethostname()}: {error.strerror}"
+            ) from error
+        with listener:
             port = int(listener.getsockname()[1])
             if self.framework.has_store:
-                listener.listen(socket.SOMAXCONN)
                 self._fork_store(listener)
             # A launcher of the framework's own binds the port itself once it is closed here.
         return address, port

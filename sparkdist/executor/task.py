@@ -1,7 +1,7 @@
-"""What one Spark task of a gang does. It never raises: failures travel as rows, like values.
+"""What one Spark task of a gang does. It raises only to end the gang: failures travel as rows, like values.
 
 A Spark Python worker is reused only if its task consumed its input and raised nothing, and one
-task that raises would lose the rows of all.
+task that raises loses the rows of all.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import pyspark
 from pyspark import BarrierTaskContext
 
+from sparkdist import wire
 from sparkdist.executor import topology
-from sparkdist.executor.leader import Row, Site, lead
-from sparkdist.executor.link import Link, dial
+from sparkdist.executor.last_words import GangLost
+from sparkdist.executor.leader import FAILED, Row, Site, lead
 from sparkdist.executor.order import Host, NodeError, Order
 from sparkdist.executor.topology import Node
 
@@ -41,32 +43,66 @@ def run_task(order_json: str, function: bytes, parcel: bytes, root: str) -> Iter
     Yields:
         One row that says that this task was there, and those of the ranks it leads.
     """
-    partition = -1
+    order = Order.from_json(order_json)
+    context = BarrierTaskContext.get()
+    partition = context.partitionId()
     try:
-        order = Order.from_json(order_json)
-        context = BarrierTaskContext.get()
-        partition = context.partitionId()
         addresses = [info.address for info in context.getTaskInfos()]
         gang = topology.nodes(addresses, order.world_size, order.processes_per_task)
         node = next(node for node in gang if partition in node.tasks)
         if partition == node.leader:
-            with _Followers(order, node):
-                yield from lead(order, node, _site(order, root), function, parcel)
+            yield from _lead(context, order, node, root, function, parcel)
         else:
-            _follow(order, node)
-    except NodeError as error:
-        _tell_driver(order, error)
-        yield {"kind": "error", "message": str(error)}, b""
-    except BaseException:
-        yield {"kind": "error", "message": f"the task failed:\n{traceback.format_exc()}"}, b""
+            _follow(context, order, node)
+    except GangLost:
+        raise
+    except BaseException as error:
+        text = str(error) if isinstance(error, NodeError) else f"the task failed:\n{traceback.format_exc()}"
+        row = {"kind": "error", "message": text}, b""
+        if order.tasks > 1:
+            raise GangLost([row]) from error
+        yield row
     yield {"kind": "task", "partition": partition}, b""
 
 
-def _tell_driver(order: Order, error: NodeError) -> None:
-    """Has the other nodes stopped now: this one's rows are read when all tasks have ended."""
-    link = Link(dial(order))
-    link.send({"kind": "broken", "message": str(error)})
-    link.close()
+def _lead(
+    context: BarrierTaskContext, order: Order, node: Node, root: str, function: bytes, parcel: bytes
+) -> list[Row]:
+    """Runs this executor's ranks.
+
+    Raises:
+        GangLost: They failed and other nodes cannot be told but by Spark.
+        NodeError: They could not be started.
+    """
+    with _Followers(context, order, node) as followers:
+        site = _site(order, root)
+        if order.gpus_per_task:
+            site = replace(site, environ=_gpu_environ(order, [_gpus(context), *followers.gpus()]))
+        rows = lead(order, node, site, function, parcel, gather=followers.gather)
+    if node.count > 1 and any(header["kind"] in FAILED and header["unheard"] for header, _ in rows):
+        raise GangLost(rows)
+    return rows
+
+
+def _gpus(context: BarrierTaskContext) -> list[str]:
+    """Returns the addresses of the GPUs that Spark gave this task."""
+    resource = context.resources().get("gpu")
+    return list(resource.addresses) if resource else []
+
+
+def _gpu_environ(order: Order, by_task: list[list[str]]) -> dict[str, str]:
+    """Returns what lets the node's ranks see the GPUs of all its tasks, each its own by LOCAL_RANK."""
+    if any(len(gpus) != order.gpus_per_task for gpus in by_task):
+        raise NodeError(
+            f"on {socket.gethostname()} Spark gave tasks the GPUs {by_task}, where each should have "
+            f"{order.gpus_per_task}: see what the executors' GPU discovery script prints"
+        )
+    addresses = [address for gpus in by_task for address in gpus]
+    try:
+        devices = topology.visible_devices(addresses, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    except ValueError as error:
+        raise NodeError(f"on {socket.gethostname()}: {error}") from error
+    return {"CUDA_VISIBLE_DEVICES": devices}
 
 
 def _base() -> Path:
@@ -102,23 +138,42 @@ def _without_zipped_pyspark() -> dict[str, str]:
 class _Followers:
     """The executor's other tasks, which hold their slots until their leader is done."""
 
-    def __init__(self, order: Order, node: Node) -> None:
+    def __init__(self, context: BarrierTaskContext, order: Order, node: Node) -> None:
+        self._context = context
         self._count = len(node.tasks) - 1
+        self._met: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(_meeting_point(order, node))
         self._listener.listen(self._count)
 
-    def __enter__(self) -> None:
-        pass
+    def meet(self) -> list[socket.socket]:
+        """Waits for each of them to have come."""
+        while len(self._met) < self._count:
+            self._met.append(self._listener.accept()[0])
+        return self._met
 
-    def __exit__(self, *exc: object) -> None:
-        """Waits for each follower to have come, since one that comes later would find nobody."""
+    def gpus(self) -> list[list[str]]:
+        """Returns the GPUs of each of them, in the order of their partitions."""
+        told = [frame[0] for follower in self.meet() if (frame := wire.receive(follower, max_body=0))]
+        return [header["gpus"] for header in sorted(told, key=lambda header: header["partition"])]
+
+    def gather(self, told: str) -> str:
+        """Tells all tasks of the gang something; returns what the first has told. All have to take part."""
+        for follower in self.meet():
+            wire.send(follower, {"kind": "gather"})
+        return self._context.allGather(told)[0]
+
+    def __enter__(self) -> _Followers:
+        return self
+
+    def __exit__(self, kind: object, *exc: object) -> None:
+        """Lets them go; one that would come later would find nobody, but Spark ends it after an error."""
         with self._listener:
-            for _ in range(self._count):
-                self._listener.accept()[0].close()
+            for follower in self.meet() if kind is None else self._met:
+                follower.close()
 
 
-def _follow(order: Order, node: Node) -> None:
+def _follow(context: BarrierTaskContext, order: Order, node: Node) -> None:
     """Waits until this executor's leader is done."""
     with socket.socket(socket.AF_UNIX) as sock:
         while True:
@@ -128,8 +183,10 @@ def _follow(order: Order, node: Node) -> None:
             except (ConnectionRefusedError, BlockingIOError):
                 time.sleep(_KNOCK)  # it is still starting; if it was killed, Spark ends this task too
         try:
-            sock.recv(1)
-        except ConnectionResetError:
+            wire.send(sock, {"partition": context.partitionId(), "gpus": _gpus(context)})
+            while wire.receive(sock, max_body=0):
+                context.allGather()
+        except (BrokenPipeError, ConnectionResetError):
             pass  # it closed before it had accepted: that too means done
 
 

@@ -66,6 +66,33 @@ def nodes(addresses: Sequence[str], world_size: int, processes_per_task: int) ->
     return found
 
 
+def visible_devices(addresses: Sequence[str], preset: str | None) -> str:
+    """Returns CUDA_VISIBLE_DEVICES for a node whose tasks were given these GPUs.
+
+    Args:
+        addresses: Spark's addresses of the GPUs in LOCAL_RANK order: indices, UUIDs or MIG names.
+        preset: The executor's own CUDA_VISIBLE_DEVICES, into which indices point, or None.
+
+    Raises:
+        ValueError: An index points beyond it, or two ranks would share a GPU.
+    """
+    chosen = [entry.strip() for entry in (preset or "").split(",") if entry.strip()]
+    devices = []
+    for address in addresses:
+        if preset is None or not address.isdecimal():
+            devices.append(address)
+        elif int(address) < len(chosen):
+            devices.append(chosen[int(address)])
+        else:
+            raise ValueError(
+                f"Spark gave a task the GPU {address}, and CUDA_VISIBLE_DEVICES={preset} of the executor has "
+                f"{len(chosen)}; make its discovery script list only those, or leave the variable unset"
+            )
+    if len(set(devices)) < len(devices):
+        raise ValueError(f"two ranks would share a GPU: the node was given {', '.join(devices)}")
+    return ",".join(devices)
+
+
 def host_of(address: str) -> str:
     """Returns the host of `host:port`, split from the right since IPv6 hosts hold colons."""
     return address.rpartition(":")[0].strip("[]")

@@ -96,7 +96,7 @@ def test_a_stop_reaches_an_agent_that_connects_after_it(channel, peers):
 
 def test_what_is_asked_of_living_ranks_is_not_repeated_to_a_late_agent(channel, peers, board):
     early = join(peers, channel)
-    wire.send(early, {"kind": "hello", "node": 0})
+    wire.send(early, {"kind": "hello", "node": 0, "nodes": 1})
     assert board.wait(lambda b: bool(b.nodes), PATIENCE)  # it has been taken in
     channel.ask_stacks()
     assert next_frame(early) == {"kind": "stacks"}
@@ -108,7 +108,7 @@ def test_what_is_asked_of_living_ranks_is_not_repeated_to_a_late_agent(channel, 
 def test_a_failure_on_one_node_stops_the_others_at_once(channel, peers, board):
     agents = [join(peers, channel) for _ in range(3)]
     for node, agent in enumerate(agents):
-        wire.send(agent, {"kind": "hello", "node": node})
+        wire.send(agent, {"kind": "hello", "node": node, "nodes": 1})
     assert board.wait(lambda b: len(b.nodes) == 3, PATIENCE)
     began = time.monotonic()
     wire.send(agents[1], {"kind": "failed", "rank": 4})
@@ -162,7 +162,7 @@ def test_garbage_is_cut_off_and_believed_in_nothing(channel, peers, board, data)
         pass  # it has been cut off already
     assert is_cut_off(stranger)
     agent = join(peers, channel)
-    wire.send(agent, {"kind": "hello", "node": 0})
+    wire.send(agent, {"kind": "hello", "node": 0, "nodes": 1})
     assert board.wait(lambda b: bool(b.nodes), PATIENCE)
     assert board.failed == []
 
@@ -177,7 +177,7 @@ def test_a_wrong_token_never_gets_a_frame_through(channel, peers, board, token):
     liar.sendall(proof + wire.pack({"kind": "failed", "rank": 0}) + wire.pack({"kind": "broken"}))
     assert is_cut_off(liar)
     agent = join(peers, channel)
-    wire.send(agent, {"kind": "hello", "node": 0})
+    wire.send(agent, {"kind": "hello", "node": 0, "nodes": 1})
     assert board.wait(lambda b: bool(b.nodes), PATIENCE)
     assert board.failed == []
     channel.stop_ranks(7.0)
@@ -200,7 +200,7 @@ def test_a_crowd_of_idle_strangers_costs_an_agent_next_to_nothing(channel, peers
         dial(peers, channel)
     began = time.monotonic()
     agent = join(peers, channel)
-    wire.send(agent, {"kind": "hello", "node": 0})
+    wire.send(agent, {"kind": "hello", "node": 0, "nodes": 1})
     assert board.wait(lambda b: bool(b.nodes), PATIENCE)
     assert time.monotonic() - began < 5
 
@@ -222,7 +222,7 @@ def test_an_ipv6_driver():
         return
     board = Board()
     with ControlChannel("::1", "::1", board, print) as channel, ExitStack() as peers:
-        wire.send(join(peers, channel), {"kind": "hello", "node": 0})
+        wire.send(join(peers, channel), {"kind": "hello", "node": 0, "nodes": 1})
         assert board.wait(lambda b: bool(b.nodes), PATIENCE)
 
 
@@ -263,7 +263,7 @@ def test_closing_while_strangers_keep_coming(board):
         for visitor in visitors:
             visitor.start()
         with ExitStack() as peers:
-            wire.send(join(peers, channel), {"kind": "hello", "node": 0})
+            wire.send(join(peers, channel), {"kind": "hello", "node": 0, "nodes": 1})
             assert board.wait(lambda b: bool(b.nodes), PATIENCE)
         began = time.monotonic()
     assert time.monotonic() - began < 2
