@@ -6,14 +6,18 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from sparkdist import wire
 from sparkdist.driver.board import Board
 from sparkdist.driver.console import Console
-from sparkdist.driver.control import ControlChannel
+from sparkdist.driver.control import ControlChannel, RecordWriter
 from sparkdist.driver.interrupt import keyboard_interrupts
+from sparkdist.driver.records import RecordFile
+from sparkdist.driver.status import Status, phase_of
 from sparkdist.errors import TrainingTimeout
 from sparkdist.executor.leader import Row
 from sparkdist.executor.order import Order
@@ -23,6 +27,7 @@ _STACKS_TIME = 3.0  # s that agents get to send stacks
 _INTERRUPT_GRACE = 2.0  # s between SIGTERM and SIGKILL after Ctrl-C
 _ROWS_TIME = 2.0  # s that rows get to arrive after the ranks have been ended
 _FAILED_TIME = 60.0  # s that they get after a failure: they say what it was
+_LAST_WORDS_TIME = 2.0  # s that lines get to arrive after the rows: they come another way
 _CANCEL_TIME = 10.0  # s; Spark needs 2 to 4 to kill a Python worker
 _UNREACHABLE = (
     "no executor can connect to the driver: the run goes on without live logs, start_timeout and stacks of a "
@@ -68,21 +73,35 @@ def run_attempt(
         KeyboardInterrupt: Ctrl-C; the ranks have been ended.
     """
     board = Board()
-    with ControlChannel(*endpoint, board, Console().write) as channel:
+    with ExitStack() as stack:
+        records = _record_file(settings, order, stack)
+        stack.enter_context(keyboard_interrupts())
+        console = stack.enter_context(Console())
+        channel = stack.enter_context(ControlChannel(*endpoint, board, console.write, records))
         order = replace(order, control=channel.address, token=channel.token.hex())
         gang = make_gang(order)
+        phase = partial(phase_of, order, board, gang.waiting_for)
+        console.show(Status(settings.status, phase, (order.attempt + 1, 1)))
         watch = _Watch(order, settings, board, channel, gang)
-        with keyboard_interrupts():
-            try:
-                watch.start()
-                watch.wait()
-            except KeyboardInterrupt:
-                watch.end(_INTERRUPT_GRACE)
-                raise
-            except TrainingTimeout:
-                watch.end(wire.GRACE)
-                raise
+        try:
+            watch.start()
+            watch.wait()
+        except KeyboardInterrupt:
+            watch.end(_INTERRUPT_GRACE)
+            raise
+        except TrainingTimeout:
+            watch.end(wire.GRACE)
+            raise
+        finally:
+            channel.hear_out(_LAST_WORDS_TIME)
     return board
+
+
+def _record_file(settings: Settings, order: Order, stack: ExitStack) -> RecordWriter | None:
+    if settings.logs_json is None:
+        return None
+    file = RecordFile(settings.logs_json, attempt=order.attempt, run_id=order.run_id)
+    return stack.enter_context(file).write
 
 
 class _Watch:

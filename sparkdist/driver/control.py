@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparkdist import wire
@@ -21,6 +21,7 @@ _MAX_STRANGERS = 64  # connections that have not authenticated yet
 _PATIENCE = 0.1  # s that a stranger has before it makes room for others; an agent needs milliseconds
 
 LogWriter = Callable[[int, bool, bytes], None]
+RecordWriter = Callable[[int, str, list[Mapping[str, Any]]], None]
 
 
 class ControlChannel:
@@ -31,13 +32,23 @@ class ControlChannel:
         advertise: Address that agents are told.
         board: Where news is written.
         write_log: Gets (rank, is_stderr, whole lines).
+        write_records: Gets (rank, host, what the rank said through Python's logging).
     """
 
-    def __init__(self, bind: str, advertise: str, board: Board, write_log: LogWriter) -> None:
+    def __init__(
+        self,
+        bind: str,
+        advertise: str,
+        board: Board,
+        write_log: LogWriter,
+        write_records: RecordWriter | None = None,
+    ) -> None:
         self.token = secrets.token_bytes(32)
         self._board = board
         self._write_log = write_log
+        self._write_records = write_records
         self._lock = threading.Lock()
+        self._agent_left = threading.Condition(self._lock)
         self._agents: list[socket.socket] = []
         self._last_words: list[wire.Header] = []  # what an agent that connects late must hear too
         self._strangers: dict[socket.socket, float] = {}  # since when; the oldest first
@@ -67,6 +78,11 @@ class ControlChannel:
     def stop_ranks(self, grace: float) -> None:
         """Has every agent, also one that connects later, end its ranks within `grace` seconds."""
         self._broadcast({"kind": "stop", "grace": grace}, keep=True)
+
+    def hear_out(self, seconds: float) -> None:
+        """Waits until every agent has said all it had to say and closed its end, or for so long."""
+        with self._lock:
+            self._agent_left.wait_for(lambda: not self._agents, seconds)
 
     def ask_stacks(self) -> None:
         """Asks every connected agent for the stacks of its living ranks."""
@@ -124,19 +140,25 @@ class ControlChannel:
                     self._agents.append(conn)
                     for header in self._last_words:
                         _tell(conn, header)
+                hello: wire.Header = {}
                 while frame := wire.receive(conn, _MAX_OUTCOME):
-                    self._take(*frame)
+                    hello = hello or frame[0]  # an agent's first frame
+                    self._take(*frame, hello)
             except (OSError, ValueError):
                 pass  # a stranger, or an agent that is gone; what became of its ranks comes as rows
             finally:
                 with self._lock:
                     if conn in self._agents:
                         self._agents.remove(conn)
+                        self._agent_left.notify_all()
 
-    def _take(self, header: wire.Header, body: bytearray) -> None:
+    def _take(self, header: wire.Header, body: bytearray, hello: wire.Header) -> None:
         kind = header["kind"]
         if kind == "log":
             self._write_log(header["rank"], header["stderr"], bytes(body))
+        elif kind == "record":
+            if self._write_records:
+                self._write_records(header["rank"], hello.get("host", ""), header["records"])
         elif kind == "hello":
             self._board.note(lambda board: board.nodes.__setitem__(header["node"], time.monotonic()))
         elif kind == "store":
