@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from itertools import groupby
 
 from sparkdist.driver.backlog import Backlog, Piece
@@ -13,6 +14,7 @@ from sparkdist.driver.status import Status
 
 _BATCH = 1 << 18  # bytes printed at once
 _PATIENCE = 3.0  # s without progress after which streams are given up at the end of a run
+_LOOK_AGAIN = 0.1  # s between looks at whether there is some
 _LEAVE = 1.0  # s that the thread gets to notice that
 _BREATH = 0.05  # s between batches while a status line has to make room for each
 _UNREAD = "sparkdist: {count} lines of the ranks were not printed: nobody reads the driver's output\n"
@@ -43,10 +45,13 @@ class Console:
             self._is_closing = True
             self._news.notify()
         try:
-            moves = -1
-            while self._thread.is_alive() and moves != self._outlet.moves:
-                moves = self._outlet.moves
-                self._thread.join(_PATIENCE)
+            moves, since = -1, 0.0
+            while self._thread.is_alive():
+                if moves != self._outlet.moves:
+                    moves, since = self._outlet.moves, time.monotonic()
+                elif time.monotonic() - since > _PATIENCE:
+                    break
+                self._thread.join(_LOOK_AGAIN)
         finally:  # an interrupt, too, gives up what still waits
             self._outlet.given_up = True
             self._thread.join(_LEAVE)

@@ -6,6 +6,7 @@ import re
 import time
 import unicodedata
 from dataclasses import dataclass
+from functools import cache
 
 from sparkdist.driver.backlog import Piece
 
@@ -88,11 +89,12 @@ def _behind_rank(rank: int, lines: list[str]) -> str:
 
 def _safe(text: str) -> str:
     """Shows control and format characters instead of obeying them."""
-    if text.replace("\n", "").isprintable():
+    if text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return _ODD.sub(lambda odd: odd[0] if odd[0].isprintable() else "".join(map(_shown, odd[0])), text)
 
 
+@cache
 def _shown(character: str) -> str:
     if character.isprintable() or unicodedata.category(character) == "Zs":  # wide and narrow spaces
         return character

@@ -28,8 +28,8 @@ class Screen(Protocol):
     def is_in_the_way(self) -> bool:
         """Whether it has to be removed before other output."""
 
-    def show(self, words: str, clock: str, outlet: Outlet) -> None:
-        """Shows a status."""
+    def show(self, text: str, phase: str, outlet: Outlet) -> None:
+        """Shows a status, or only the phase of it, which changes less often."""
 
     def make_way(self, outlet: Outlet) -> None:
         """Removes it before other output."""
@@ -66,7 +66,7 @@ class Status:
     def draw(self, outlet: Outlet) -> None:
         """Shows the phase as it is now."""
         if self._screen and time.monotonic() >= self._first:
-            self._try(lambda screen: screen.show(*self._words(), outlet))
+            self._try(lambda screen: screen.show(*self._texts(), outlet))
 
     def make_way(self, outlet: Outlet) -> None:
         """Removes it until it is drawn again."""
@@ -77,9 +77,10 @@ class Status:
         self._try(lambda screen: screen.end(outlet))
         self._screen = None
 
-    def _words(self) -> tuple[str, str]:
+    def _texts(self) -> tuple[str, str]:
         words, since = self._phase()
-        return f"sparkdist: {words}", ("" if since is None else f" {_clock(since)}") + self._attempt
+        clock = "" if since is None else f" {_clock(since)}"
+        return f"sparkdist: {words}{clock}{self._attempt}", f"sparkdist: {words}{self._attempt}"
 
     def _try(self, action: Callable[[Screen], None]) -> None:
         if not self._screen:
@@ -144,10 +145,10 @@ class _Terminal:
     def is_in_the_way(self) -> bool:
         return bool(self._shown)
 
-    def show(self, words: str, clock: str, outlet: Outlet) -> None:
+    def show(self, text: str, phase: str, outlet: Outlet) -> None:
         # One column stays free: a terminal may go to its next line behind the last.
         width = os.get_terminal_size(self._stream.fileno()).columns or _WIDTH
-        text = (words + clock)[: width - 1]
+        text = text[: width - 1]
         if text != self._shown:
             self._shown = text
             outlet.put(self._stream, f"{_ERASE}{text}\r")
@@ -169,10 +170,10 @@ class _Plain:
         self._stream = stream
         self._said = ""
 
-    def show(self, words: str, clock: str, outlet: Outlet) -> None:
-        if words != self._said:
-            self._said = words
-            outlet.put(self._stream, f"{words}\n")
+    def show(self, text: str, phase: str, outlet: Outlet) -> None:
+        if phase != self._said:
+            self._said = phase
+            outlet.put(self._stream, f"{phase}\n")
 
     def make_way(self, outlet: Outlet) -> None: ...
 
@@ -188,11 +189,10 @@ class _Notebook:
         self._handle: Any = None
         self._said = ""
 
-    def show(self, words: str, clock: str, outlet: Outlet) -> None:
-        if words + clock == self._said:
-            return
-        self._said = words + clock
-        self._say({"text/plain": self._said})
+    def show(self, text: str, phase: str, outlet: Outlet) -> None:
+        if text != self._said:
+            self._said = text
+            self._say({"text/plain": text})
 
     def make_way(self, outlet: Outlet) -> None: ...
 
