@@ -122,7 +122,7 @@ def _find_screen(is_wanted: bool) -> Screen | None:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if hasattr(shell, "kernel"):
         return _Notebook()
-    if _is_terminal(sys.stderr) and os.environ.get("TERM", "dumb") != "dumb":
+    if _is_terminal(sys.stderr) and os.environ.get("TERM", "") not in ("", "dumb"):
         return _Terminal(sys.stderr)
     return _Plain(sys.stderr) if is_wanted else None
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -61,7 +61,11 @@ def test_lines_keep_the_order_in_which_they_came(capfd):
 
 @pytest.mark.parametrize(
     "character",
-    [*map(chr, range(32)), *map(chr, range(0x7F, 0xA0)), *"\u2028\u2029\u202e\u2066\u200f\u061c\ufeff\ue000\U000e0041"],
+    [
+        *map(chr, range(32)),
+        *map(chr, range(0x7F, 0xA0)),
+        *"\u2028\u2029\u202e\u2066\u200f\u061c\ufeff\ue000\U000e0041",
+    ],
     ids=ascii,
 )
 def test_what_would_steer_a_terminal_is_shown_instead(character):
@@ -77,7 +81,9 @@ def test_what_is_no_utf_8_is_shown_as_its_bytes():
     assert said == "[rank 0] \\xff\\xfe \\xed\\xa0\\x80 caf\\xc3 \\x1b[31mred\\x1b[0m\\x00\n"
 
 
-@pytest.mark.parametrize("text", ["a\tb", "漢字　かな", "10\u00a0000\u202f€", "שלום", "🤗 ❤️", "e\u0301", "x" * MB])
+@pytest.mark.parametrize(
+    "text", ["a\tb", "漢字　かな", "10\u00a0000\u202f€", "שלום", "🤗 ❤️", "e\u0301", "x" * MB]
+)
 def test_what_can_be_shown_stays(text):
     assert printed(f"{text}\n".encode()) == f"[rank 0] {text}\n"
 
@@ -154,7 +160,7 @@ class Raises:
 def broken_pipe() -> IO[str]:
     read, write = os.pipe()
     os.close(read)
-    return open(write, "w", closefd=True)  # noqa: SIM115
+    return open(write, "w", closefd=True)
 
 
 def closed_file() -> IO[str]:
@@ -200,7 +206,7 @@ class Pipe(contextlib.AbstractContextManager["Pipe"]):
 
     def __init__(self) -> None:
         self.read_fd, write = os.pipe()
-        self.stream = open(write, "w")  # noqa: SIM115
+        self.stream = open(write, "w")
         self._redirection = contextlib.redirect_stdout(self.stream)
 
     def __enter__(self) -> Pipe:
@@ -315,8 +321,8 @@ def test_lines_that_were_dropped_are_told_of_where_nothing_follows():
     waiting = Backlog()
     waiting.add(0, True, b"one\ntwo\n")
     waiting.add(0, False, b"x" * backlog.LIMIT + b"\nlast\n")
-    assert [(p.is_stderr, p.data, p.dropped) for p in waiting.take(1)] == [(False, b"last\n", 1)]
-    assert [(p.is_stderr, p.data, p.dropped) for p in waiting.take_dropped()] == [(True, b"", 2)]
+    assert [(p.is_stderr, p.data, p.dropped) for p in waiting.take(1)] == [(False, bytearray(b"last\n"), 1)]
+    assert [(p.is_stderr, p.data, p.dropped) for p in waiting.take_dropped()] == [(True, bytearray(), 2)]
     assert waiting.lines() == 0 and not waiting
 
 
@@ -390,13 +396,13 @@ except TrainingFailed as error:
 
 
 @pytest.fixture
-def run_blocked(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def run_blocked(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
     processes = []
 
     def start(how: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", PROGRAM, str(tmp_path), how]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        processes.append(subprocess.Popen(command, cwd=Path(__file__).parents[2], **pipes))
+        pipe, folder = subprocess.PIPE, Path(__file__).parents[2]
+        processes.append(subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe))
         return processes[-1]
 
     yield start

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import stat
 import threading
 import time
@@ -11,6 +12,7 @@ import warnings
 from datetime import datetime
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,12 @@ from sparkdist.driver.board import Board
 from sparkdist.driver.control import ControlChannel
 from sparkdist.driver.records import RecordFile
 
-SAID = {"time": 1700000000.25, "level": "INFO", "logger": "train.loop", "message": "epoch 3\nloss \ud800 \u2028 é"}
+SAID = {
+    "time": 1700000000.25,
+    "level": "INFO",
+    "logger": "train.loop",
+    "message": "epoch 3\nloss \ud800 \u2028 é",
+}
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:
@@ -61,9 +68,10 @@ def test_runs_of_several_drivers_share_a_file(tmp_path):
     path = tmp_path / "log.jsonl"
     drivers = [get_context("spawn").Process(target=append, args=(path, run, 400)) for run in "ab"]
     threads = [threading.Thread(target=append, args=(path, run, 400)) for run in "cd"]
-    for worker in (*drivers, *threads):
+    workers: list[Any] = [*drivers, *threads]
+    for worker in workers:
         worker.start()
-    for worker in (*drivers, *threads):
+    for worker in workers:
         worker.join()
     found = lines_of(path)
     for run in "abcd":
@@ -72,9 +80,7 @@ def test_runs_of_several_drivers_share_a_file(tmp_path):
 
 def test_a_full_disk_costs_lines_and_one_warning():
     with pytest.warns(UserWarning, match="logs_json: 5 lines .*'/dev/full': No space left") as warned:
-        with RecordFile(Path("/dev/full")) as file:
-            for _ in range(5):
-                file.write(0, "h", [SAID])
+        append(Path("/dev/full"), "run", 5)
     assert len(warned) == 1
 
 
@@ -83,14 +89,14 @@ def test_a_line_behind_one_that_found_no_room_can_be_read(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        with pytest.warns(UserWarning, match="logs_json: 1 lines"), RecordFile(path) as file:
-            file.write(0, "h", [{**SAID, "message": "x" * (1 << 20)}])
-            assert len(os.read(reader, 1 << 20)) < 1 << 20
-            file.write(1, "h", [SAID])
-            rest = os.read(reader, 1 << 20)
-    finally:
-        os.close(reader)
+    file = RecordFile(path)
+    file.write(0, "h", [{**SAID, "message": "x" * (1 << 20)}])
+    assert len(os.read(reader, 1 << 20)) < 1 << 20
+    file.write(1, "h", [SAID])
+    rest = os.read(reader, 1 << 20)
+    os.close(reader)
+    with pytest.warns(UserWarning, match="logs_json: 1 lines"):
+        file.__exit__(None, None, None)
     assert rest.startswith(b"\n") and json.loads(rest)["rank"] == 1
 
 
@@ -114,8 +120,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_a_rank_starts(tmp_path,
 
 
 def test_what_agents_send_is_written_with_their_host(tmp_path):
-    import socket
-
     path, board = tmp_path / "log.jsonl", Board()
     with (
         warnings.catch_warnings(action="error"),
@@ -126,6 +130,7 @@ def test_what_agents_send_is_written_with_their_host(tmp_path):
         wire.prove_as_client(agent, channel.token)
         wire.send(agent, {"kind": "hello", "node": 0, "host": "host-a"})
         wire.send(agent, {"kind": "record", "rank": 7, "records": [SAID, SAID]})
+        assert board.wait(lambda b: bool(b.nodes), 10)
         agent.shutdown(socket.SHUT_WR)
         channel.hear_out(10)
     assert [(line["rank"], line["host"]) for line in lines_of(path)] == [(7, "host-a")] * 2
