@@ -147,6 +147,7 @@ class Launcher:
             token="",
             logs=self.settings.logs,
             idle_timeout=self.settings.idle_timeout,
+            logs_json=self.settings.logs_json is not None,
             ports=(ports.start, ports.stop - 1) if (ports := self.settings.ports) else None,
         )
         function, parcel = work.function, work.parcel.data

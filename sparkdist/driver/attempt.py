@@ -6,15 +6,19 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from sparkdist import wire
 from sparkdist.driver import outcome
 from sparkdist.driver.board import Board
 from sparkdist.driver.console import Console
-from sparkdist.driver.control import ControlChannel
+from sparkdist.driver.control import ControlChannel, RecordWriter
 from sparkdist.driver.interrupt import keyboard_interrupts
+from sparkdist.driver.records import RecordFile
+from sparkdist.driver.status import Status, phase_of
 from sparkdist.errors import PreflightError, TrainingTimeout
 from sparkdist.executor.last_words import rows_in
 from sparkdist.executor.leader import Row
@@ -25,6 +29,7 @@ _STACKS_TIME = 3.0  # s that agents get to send stacks
 _INTERRUPT_GRACE = 2.0  # s between SIGTERM and SIGKILL after Ctrl-C
 _ROWS_TIME = 2.0  # s that rows get to arrive after the ranks have been ended
 _FAILED_TIME = 60.0  # s that they get after a failure: they say what it was
+_LAST_WORDS_TIME = 2.0  # s that lines get to arrive after the rows: they come another way
 _CANCEL_TIME = 10.0  # s; Spark needs 2 to 4 to kill a Python worker
 _UNREACHABLE = (
     "executors cannot connect to the driver at {address}, or not all the time: the run goes on without live "
@@ -72,33 +77,50 @@ def run_attempt(
         KeyboardInterrupt: Ctrl-C; the ranks have been ended.
     """
     board = Board()
-    console = Console()
-    with _listen(endpoint, board, console, order) as channel:
+    with ExitStack() as stack:
+        records = _record_file(settings, order, stack)
+        stack.enter_context(keyboard_interrupts())
+        console = stack.enter_context(Console())
+        channel = stack.enter_context(_listen(endpoint, board, console, records, order))
         order = replace(order, control=channel.address, token=channel.token.hex())
         gang = make_gang(order)
+        phase = partial(phase_of, order, board, gang.waiting_for)
+        console.show(Status(settings.status, phase, (order.attempt + 1, 1)))
         watch = _Watch(order, settings, board, channel, gang)
-        with keyboard_interrupts():
-            try:
-                watch.start()
-                watch.wait()
-            except KeyboardInterrupt:
-                watch.end(_INTERRUPT_GRACE)
-                raise
-            except TrainingTimeout:
-                watch.end(wire.GRACE)
-                raise
-        channel.stop_ranks(0.0)  # those that Spark has given up
-    for header, data in watch.rows():
-        if header["kind"] == "log":
-            console.write(header["rank"], header["stderr"], data)
+        try:
+            watch.start()
+            watch.wait()
+        except KeyboardInterrupt:
+            watch.end(_INTERRUPT_GRACE)
+            raise
+        except TrainingTimeout:
+            watch.end(wire.GRACE)
+            raise
+        finally:
+            channel.stop_ranks(0.0)  # those that Spark has given up
+            channel.hear_out(_LAST_WORDS_TIME)
+        for header, data in watch.rows():
+            if header["kind"] == "log":
+                console.write(header["rank"], header["stderr"], data)
+            elif header["kind"] == "record" and records:
+                records(header["rank"], "", header["records"])
     return board
 
 
-def _listen(endpoint: tuple[str, str], board: Board, console: Console, order: Order) -> ControlChannel:
+def _listen(
+    endpoint: tuple[str, str], board: Board, console: Console, records: RecordWriter | None, order: Order
+) -> ControlChannel:
     try:
-        return ControlChannel(*endpoint, board, console.write, order.ports)
+        return ControlChannel(*endpoint, board, console.write, records, order.ports)
     except OSError as error:
         raise PreflightError(f"the driver cannot listen for its executors: {error.strerror}") from error
+
+
+def _record_file(settings: Settings, order: Order, stack: ExitStack) -> RecordWriter | None:
+    if settings.logs_json is None:
+        return None
+    file = RecordFile(settings.logs_json, attempt=order.attempt, run_id=order.run_id)
+    return stack.enter_context(file).write
 
 
 class _Watch:
@@ -168,7 +190,7 @@ class _Watch:
     def rows(self) -> list[Row]:
         """Returns the gang's rows, and says if they show that executors could not reach the driver."""
         rows = [] if self._board.rows.exception() else self._board.rows.result()
-        if any(header.get("unheard") or header["kind"] == "log" for header, _ in rows):
+        if any(header.get("unheard") or header["kind"] in ("log", "record") for header, _ in rows):
             self._warn()
         return rows
 

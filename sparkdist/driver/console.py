@@ -1,35 +1,115 @@
-"""Ranks' output on the driver's stdout and stderr."""
+"""Ranks' output on the driver's stdout and stderr, printed by a thread of its own."""
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
+import time
+from itertools import groupby
 
-_LINE_END = re.compile(r"[\r\n]+")
+from sparkdist.driver.lines import Lines
+from sparkdist.driver.outlet import Outlet
+from sparkdist.driver.status import Status
+from sparkdist.executor.backlog import Backlog, Piece
+
+_BATCH = 1 << 18  # bytes printed at once
+_PATIENCE = 3.0  # s without progress after which streams are given up at the end of a run
+_LOOK_AGAIN = 0.1  # s between looks at whether there is some
+_LEAVE = 1.0  # s that the thread gets to notice that
+_BREATH = 0.05  # s between batches while a status line has to make room for each
+_UNREAD = "sparkdist: {count} lines of the ranks were not printed: nobody reads the driver's output\n"
 
 
 class Console:
-    """Prints ranks' lines, each behind its rank, whole even where threads print at once."""
+    """Prints ranks' lines, each behind its rank, and below them the run's status.
+
+    Whoever has lines never waits for whoever reads them. As a context manager it prints, at its
+    end, what still waits, unless nobody reads it.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._news = threading.Condition()
+        self._backlog = Backlog()
+        self._lines = Lines()
+        self._outlet = Outlet()
+        self._status: Status | None = None
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="sparkdist-console", daemon=True)
+
+    def __enter__(self) -> Console:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self._news:
+            self._is_closing = True
+            self._news.notify()
+        try:
+            moves, since = -1, 0.0
+            while self._thread.is_alive():
+                if moves != self._outlet.moves:
+                    moves, since = self._outlet.moves, time.monotonic()
+                elif time.monotonic() - since > _PATIENCE:
+                    break
+                self._thread.join(_LOOK_AGAIN)
+        finally:  # an interrupt, too, gives up what still waits
+            self._outlet.given_up = True
+            self._thread.join(_LEAVE)
 
     def write(self, rank: int, is_stderr: bool, data: bytes) -> None:
-        """Prints lines of one rank: its stdout to stdout, its stderr to stderr."""
-        lines = [line for line in _LINE_END.split(data.decode(errors="backslashreplace")) if line]
-        text = "".join(f"[rank {rank}] {_safe(line)}\n" for line in lines)
-        with self._lock:
-            stream = sys.stderr if is_stderr else sys.stdout
-            try:
-                stream.write(text)
-                stream.flush()
-            except (OSError, ValueError):
-                pass  # nobody reads the driver's output any more; the training goes on
+        """Has whole lines of one rank printed: its stdout to stdout, its stderr to stderr."""
+        with self._news:
+            self._backlog.add(rank, is_stderr, data)
+            self._news.notify()
 
+    def show(self, status: Status) -> None:
+        """Shows a status from now on."""
+        with self._news:
+            self._status = status
+            self._news.notify()
 
-def _safe(line: str) -> str:
-    """Shows control characters instead of obeying them."""
-    if line.isprintable():
-        return line
-    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in line)
+    def _run(self) -> None:
+        left = 0
+        while not self._outlet.given_up and (pieces := self._wait()) is not None:
+            left += self._print(pieces)
+            if self._status and not self._backlog:
+                self._status.draw(self._outlet)
+                if pieces and self._status.is_in_the_way:
+                    self._breathe()
+        if self._status:
+            self._status.end(self._outlet)
+        with self._news:
+            left += self._backlog.lines()
+        for is_stderr in (False, True):
+            left += self._put(is_stderr, self._lines.rest(is_stderr))
+        if left:
+            self._outlet.put(sys.stderr, _UNREAD.format(count=left))
+
+    def _wait(self) -> list[Piece] | None:
+        """Returns the next pieces, none where only the status may have changed, None at the end."""
+        with self._news:
+            status = self._status
+            self._news.wait_for(
+                lambda: self._backlog or self._is_closing or self._status is not status,
+                status.pause if status else None,
+            )
+            if not self._backlog and self._is_closing:
+                return self._backlog.take_dropped() or None
+            return self._backlog.take(_BATCH)
+
+    def _breathe(self) -> None:
+        with self._news:
+            self._news.wait_for(lambda: self._is_closing, _BREATH)
+
+    def _print(self, pieces: list[Piece]) -> int:
+        """Prints pieces; returns how many lines of them could not be printed."""
+        left = 0
+        for is_stderr, group in groupby(pieces, lambda piece: piece.is_stderr):
+            left += self._put(is_stderr, "".join(map(self._lines.text, group)))
+        return left
+
+    def _put(self, is_stderr: bool, text: str) -> int:
+        if text and self._status:
+            self._status.make_way(self._outlet)
+        # Looked up each time: tests and notebooks replace them.
+        return self._outlet.put(sys.stderr if is_stderr else sys.stdout, text) if text else 0

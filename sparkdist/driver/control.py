@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparkdist import wire
@@ -23,6 +23,7 @@ _PATIENCE = 0.1  # s that a stranger has before it makes room for others; an age
 _GATHER_AFTER = 5.0  # s that nodes have to connect after the first one
 
 LogWriter = Callable[[int, bool, bytes], None]
+RecordWriter = Callable[[int, str, list[Mapping[str, Any]]], None]
 
 
 class ControlChannel:
@@ -33,6 +34,7 @@ class ControlChannel:
         advertise: Address that agents are told.
         board: Where news is written.
         write_log: Gets (rank, is_stderr, whole lines).
+        write_records: Gets (rank, host, what the rank said through Python's logging).
         ports: First and last port it may listen on; None for any.
 
     Raises:
@@ -45,12 +47,15 @@ class ControlChannel:
         advertise: str,
         board: Board,
         write_log: LogWriter,
+        write_records: RecordWriter | None = None,
         ports: tuple[int, int] | None = None,
     ) -> None:
         self.token = secrets.token_bytes(32)
         self._board = board
         self._write_log = write_log
+        self._write_records = write_records
         self._lock = threading.Lock()
+        self._agent_left = threading.Condition(self._lock)
         self._agents: list[socket.socket] = []
         self._last_words: list[wire.Header] = []  # what an agent that connects late must hear too
         self._strangers: dict[socket.socket, float] = {}  # since when; the oldest first
@@ -82,6 +87,11 @@ class ControlChannel:
     def stop_ranks(self, grace: float) -> None:
         """Has every agent, also one that connects later, end its ranks within `grace` seconds."""
         self._broadcast({"kind": "stop", "grace": grace}, keep=True)
+
+    def hear_out(self, seconds: float) -> None:
+        """Waits until every agent has said all it had to say and closed its end, or for so long."""
+        with self._lock:
+            self._agent_left.wait_for(lambda: not self._agents, seconds)
 
     def ask_stacks(self) -> None:
         """Asks every connected agent for the stacks of its living ranks."""
@@ -151,19 +161,25 @@ class ControlChannel:
                     self._agents.append(conn)
                     for header in self._last_words:
                         _tell(conn, header)
+                hello: wire.Header = {}
                 while frame := wire.receive(conn, _MAX_OUTCOME):
-                    self._take(*frame)
+                    hello = hello or frame[0]  # an agent's first frame
+                    self._take(*frame, hello)
             except (OSError, ValueError):
                 pass  # a stranger, or an agent that is gone; what became of its ranks comes as rows
             finally:
                 with self._lock:
                     if conn in self._agents:
                         self._agents.remove(conn)
+                        self._agent_left.notify_all()
 
-    def _take(self, header: wire.Header, body: bytearray) -> None:
+    def _take(self, header: wire.Header, body: bytearray, hello: wire.Header) -> None:
         kind = header["kind"]
         if kind == "log":
             self._write_log(header["rank"], header["stderr"], bytes(body))
+        elif kind == "record":
+            if self._write_records:
+                self._write_records(header["rank"], hello.get("host", ""), header["records"])
         elif kind == "hello":
             self._board.note(lambda board: board.nodes.__setitem__(header["node"], time.monotonic()))
             self._expect(header["nodes"])

@@ -98,7 +98,10 @@ class BarrierJob:
 
     def waiting_for(self) -> str:
         """Says what the gang waits for while no agent has reported."""
-        return IMPORTING if self._holds_slots() else "still waiting for slots"
+        if self._holds_slots():
+            return IMPORTING
+        tasks = self._order.tasks
+        return f"still waiting for {tasks} slot{'s' * (tasks > 1)}"
 
     def _holds_slots(self) -> bool:
         tracker = self._context.statusTracker()

@@ -86,7 +86,9 @@ class Agent:
 
     def run(self) -> None:
         """Runs the ranks to their end and reports to the task."""
-        self._link.send({"kind": "hello", "node": self.node.index, "nodes": self.node.count})
+        self._link.send(
+            {"kind": "hello", "node": self.node.index, "nodes": self.node.count, "host": socket.gethostname()}
+        )
         self._watch(self._conn, self._task_spoke)
         if self._link.sock:
             self._watch(self._link.sock, self._driver_spoke)
@@ -195,6 +197,9 @@ class Agent:
             self._forget(rank.pipes.events)
         for header, _ in rank.frames.feed(data):
             pid = rank.pid
+            if header["kind"] == "record":
+                self._link.send_record({**header, "rank": rank.rank})
+                continue
             rank.take_event(header)
             if rank.pid != pid and rank.pidfd >= 0:
                 self._watch(rank.pidfd, self._rank_ended, rank, rank.pidfd)
@@ -276,13 +281,10 @@ class Agent:
         self._link.close()
         for row in rows:
             row["unheard"] = self._some_unheard or not self._link.up
-        self._link.logs.shrink(wire.LOGS_LIMIT // self.order.world_size)
-        logs = [
-            ({"kind": "log", "rank": rank, "stderr": is_stderr, "size": len(data)}, data)
-            for rank, is_stderr, data in self._link.logs.drain()
-        ]
-        done = {"kind": "done", "rows": rows, "logs": [header for header, _ in logs]}
-        wire.send(self._conn, done, b"".join([*blobs, *(data for _, data in logs)]))
+        for header, data in self._link.left_over(wire.LOGS_LIMIT // self.order.world_size):
+            rows.append({**header, "size": len(data)})
+            blobs.append(data)
+        wire.send(self._conn, {"kind": "done", "rows": rows}, b"".join(blobs))
 
     def _row(self, rank: Rank) -> dict[str, Any]:
         """Returns what the driver is told of an ended rank, but for its outcome's bytes."""

@@ -65,7 +65,7 @@ def lead(
 ) -> list[Row]:
     """Runs one node's ranks and returns a row for each: what became of it, and its outcome's bytes.
 
-    Lines that the driver has not got follow as rows of their own.
+    Lines and records that the driver has not got follow as rows of their own.
 
     Args:
         order: The attempt.
@@ -109,7 +109,7 @@ def lead(
     header, body = answer
     if header["kind"] == "error":
         raise NodeError(header["message"])
-    return _rows(header["rows"], header["logs"], bytes(body))
+    return _rows(header["rows"], bytes(body))
 
 
 def _gather(gather: Callable[[str], str], told: object) -> object:
@@ -169,9 +169,9 @@ def _connect(
     return conn
 
 
-def _rows(headers: list[dict[str, Any]], logs: list[wire.Header], body: bytes) -> list[Row]:
+def _rows(headers: list[dict[str, Any]], body: bytes) -> list[Row]:
     rows, offset = [], 0
-    for header in (*headers, *logs):
+    for header in headers:
         size = 0 if "sha256" in header else header["size"]
         rows.append((header, body[offset : offset + size]))
         offset += size

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+import sys
 from collections import deque
 from collections.abc import Iterator
 
 from sparkdist import wire
-from sparkdist.executor.logs import LogBuffer, Piece
+from sparkdist.executor.backlog import Backlog, Piece
 from sparkdist.executor.order import Order
 
 _CONNECT_TIMEOUT = 5.0  # s
 _FLUSH_TIMEOUT = 10.0  # s without any progress until a driver that reads nothing is given up
-_LOG_LIMIT = 16 << 20  # bytes of one rank's lines that wait for a driver that reads too slowly
+_RECORDS = 20_000  # records that wait for a driver that reads too slowly
 
 
 def dial(order: Order) -> socket.socket | None:
@@ -44,12 +45,14 @@ class Link:
         sock: The socket, or None where the driver never answered.
         up: Whether the driver can be reached.
         logs: Lines that wait to be sent; news goes first.
+        records: What ranks said through Python's logging and waits to be sent.
     """
 
     def __init__(self, sock: socket.socket | None) -> None:
         self.sock = sock
         self.up = sock is not None
-        self.logs = LogBuffer(_LOG_LIMIT)
+        self.logs = Backlog()
+        self.records: deque[wire.Header] = deque(maxlen=_RECORDS)
         self._frames = wire.FrameReader(max_body=0)
         self._news: deque[bytes] = deque()
         self._leaving = memoryview(b"")  # what is left of a frame that the socket took a part of
@@ -60,7 +63,7 @@ class Link:
     @property
     def pending(self) -> bool:
         """Whether bytes wait to be sent."""
-        return self.up and bool(self._leaving or self._news or self.logs)
+        return self.up and bool(self._leaving or self._news or self.records or self.logs)
 
     def send(self, header: wire.Header) -> None:
         """Sends news now or as soon as the driver reads on."""
@@ -71,6 +74,11 @@ class Link:
     def send_log(self, rank: int, is_stderr: bool, data: bytes) -> None:
         """Sends lines now or as soon as the driver reads on."""
         self.logs.add(rank, is_stderr, data)
+        self.push()
+
+    def send_record(self, header: wire.Header) -> None:
+        """Sends a record of Python's logging now or as soon as the driver reads on."""
+        self.records.append(header)
         self.push()
 
     def push(self) -> None:
@@ -93,9 +101,11 @@ class Link:
         self._piece = None
         if self._news:
             self._leaving = memoryview(self._news.popleft())
-        elif piece := self.logs.take():
-            rank, is_stderr, data = self._piece = piece
-            header = {"kind": "log", "rank": rank, "stderr": is_stderr}
+        elif self.records:
+            self._leaving = memoryview(wire.pack(self.records.popleft()))
+        else:
+            (self._piece,) = self.logs.take(1)
+            header, data = as_frame(self._piece)
             self._leaving = memoryview(wire.pack(header, len(data)) + data)
 
     def receive(self) -> Iterator[wire.Header]:
@@ -139,6 +149,13 @@ class Link:
             return None
         return digest.hexdigest()
 
+    def left_over(self, limit: int) -> Iterator[tuple[wire.Header, bytes]]:
+        """Takes what the driver has not got, so many bytes of each rank's lines, as frames."""
+        self.logs.shorten(limit)
+        yield from map(as_frame, self.logs.take(sys.maxsize))
+        while self.records:
+            yield {**self.records.popleft()}, b""
+
     def close(self) -> None:
         """Sends what is left, as long as the driver reads, and closes."""
         self._flush()
@@ -157,5 +174,11 @@ class Link:
         self.up = False
         self._news.clear()
         if self._leaving and self._piece:
-            self.logs.put_back(*self._piece)
+            self.logs.put_back(self._piece)
         self._leaving = memoryview(b"")
+
+
+def as_frame(piece: Piece) -> tuple[wire.Header, bytes]:
+    """Returns the frame, or the row, of a piece of output."""
+    notice = b"... %d lines dropped: the driver reads too slowly\n" % piece.dropped if piece.dropped else b""
+    return {"kind": "log", "rank": piece.rank, "stderr": piece.is_stderr}, notice + piece.data

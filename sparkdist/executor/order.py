@@ -51,6 +51,7 @@ class Order:
         idle_timeout: Seconds without a run after which a forkserver ends.
         host: The driver's own place for forkservers where executors are in its JVM, so that it
             can start one before Spark has started its Python workers; else None.
+        logs_json: Whether what ranks say through Python's logging is wanted as data.
         ports: The first and last port that the gang's store may listen on; None for any.
     """
 
@@ -72,6 +73,7 @@ class Order:
     host: Host | None = None
     gpus_per_task: int = 0
     ports: tuple[int, int] | None = None
+    logs_json: bool = False
 
     def to_json(self) -> str:
         """Returns the order as JSON."""

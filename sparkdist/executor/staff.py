@@ -157,7 +157,13 @@ class Staff:
             run_id=place.run_id,
             ship_folder=str(ship) if ship.exists() else "",
         )
-        return {"sys_path": path, "cwd": self._message["cwd"], "script": script, "context": asdict(context)}
+        return {
+            "sys_path": path,
+            "cwd": self._message["cwd"],
+            "script": script,
+            "context": asdict(context),
+            "logs_json": self.order.logs_json,
+        }
 
     def living(self) -> list[Rank]:
         """Returns the ranks whose process is there and has not been seen to end."""

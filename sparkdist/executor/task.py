@@ -79,7 +79,7 @@ def _lead(
         if order.gpus_per_task:
             site = replace(site, environ=_gpu_environ(order, [_gpus(context), *followers.gpus()]))
         rows = lead(order, node, site, function, parcel, gather=followers.gather)
-    if node.count > 1 and any(header["kind"] in FAILED and header["unheard"] for header, _ in rows):
+    if node.count > 1 and any(row["kind"] in FAILED and row["unheard"] for row, _ in rows):
         raise GangLost(rows)
     return rows
 

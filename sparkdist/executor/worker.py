@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 from sparkdist import rank_context, values, wire
+from sparkdist.executor import records
 from sparkdist.executor.ranks import STACK_SIGNAL
 from sparkdist.frameworks import Framework
 
@@ -66,6 +67,8 @@ def run(ends: Ends, orders: dict[str, Any], function: bytes) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     rank_context.enter(rank_context.RankContext(**orders["context"]))
     program = _Program(ends, orders["script"], function)
+    if orders["logs_json"]:
+        records.tell(program.say)
     program.run()
     program.leave()
 
@@ -79,10 +82,12 @@ class _Program:
         self._function = function
         self._code = 0
         self._entered = 0.0
+        self._lock = threading.RLock()
+        self._is_telling = False
 
     def run(self) -> None:
         """Runs it and says how it ended."""
-        self._say(kind="started", pid=os.getpid())
+        self.say(kind="started", pid=os.getpid())
         try:
             value = self._run_script() if self._script else self._run_function()
         except SystemExit as stop:
@@ -117,7 +122,7 @@ class _Program:
 
     def _enter(self) -> None:
         self._entered = time.monotonic()
-        self._say(kind="entered")
+        self.say(kind="entered")
 
     def _returned(self, value: object) -> None:
         try:
@@ -126,18 +131,18 @@ class _Program:
             name = values.type_name(value)
             reason = f"does not pickle ({type(error).__name__}: {wire.cut(values.safe_text(error))})"
             self._write_outcome(values.dumps(None))  # something: the function came to its end
-            self._say(kind="unpicklable", type_name=name, message=reason)
+            self.say(kind="unpicklable", type_name=name, message=reason)
         else:
             self._write_outcome(data)
             seconds = time.monotonic() - self._entered
-            self._say(kind="returned", type_name=values.type_name(value), seconds=seconds)
+            self.say(kind="returned", type_name=values.type_name(value), seconds=seconds)
 
     def _raised(self, error: BaseException) -> None:
         self._code = 1
         if self._script:
             _print_error(_format(error))  # as python would
         self._write_outcome(values.dump_exception(error) or b"")
-        self._say(
+        self.say(
             kind="raised",
             type_name=values.type_name(error),
             message=wire.cut(values.safe_text(error)),
@@ -153,7 +158,7 @@ class _Program:
         if self._script and self._code == 0:
             self._returned(None)
         else:
-            self._say(kind="exited", code=self._code, message=message)
+            self.say(kind="exited", code=self._code, message=message)
 
     def leave(self) -> NoReturn:
         """Ends the process as the interpreter would, except that a function's value waits for nobody."""
@@ -176,10 +181,16 @@ class _Program:
         while offset < len(view):
             offset += os.pwrite(self._ends.outcome, view[offset:], offset)
 
-    def _say(self, **header: Any) -> None:
+    def say(self, **header: Any) -> None:
+        """Tells the agent something; from any thread."""
         data = wire.pack(header)
-        while data:
-            data = data[os.write(self._ends.events, data) :]
+        with self._lock:
+            if self._is_telling:
+                return  # a signal handler that logs, while its thread is in the middle of a frame
+            self._is_telling = True
+            while data:
+                data = data[os.write(self._ends.events, data) :]
+            self._is_telling = False
 
 
 def _end_after(seconds: float, code: int) -> None:
