@@ -51,21 +51,24 @@ def run_task(order_json: str, function: bytes, parcel: bytes, root: str) -> Iter
         node = next(node for node in gang if partition in node.tasks)
         if partition == node.leader:
             with _Followers(order, node):
-                yield from lead(order, node, _site(order, root), function, parcel)
+                rows = lead(order, node, _site(order, root), function, parcel)
+            if any(header["kind"] == "lost" for header, _ in rows):
+                _tell_driver(order, "a node lost its agent")
+            yield from rows
         else:
             _follow(order, node)
     except NodeError as error:
-        _tell_driver(order, error)
+        _tell_driver(order, str(error))
         yield {"kind": "error", "message": str(error)}, b""
     except BaseException:
         yield {"kind": "error", "message": f"the task failed:\n{traceback.format_exc()}"}, b""
     yield {"kind": "task", "partition": partition}, b""
 
 
-def _tell_driver(order: Order, error: NodeError) -> None:
+def _tell_driver(order: Order, message: str) -> None:
     """Has the other nodes stopped now: this one's rows are read when all tasks have ended."""
     link = Link(dial(order))
-    link.send({"kind": "broken", "message": str(error)})
+    link.send({"kind": "broken", "message": message})
     link.close()
 
 
