@@ -173,10 +173,10 @@ def test_ddp(way: Way):
 def as_script(function: Callable[[], Any], folder: Path) -> Path:
     """A script that writes a function's value to a file of its rank's own."""
     path = folder / "train.py"
-    out = f"open(os.path.join({str(folder)!r}, os.environ['RANK']), 'w')"
     path.write_text(
-        f"import json, os\nfrom typing import Any\n\n{inspect.getsource(function)}\n"
-        f"if __name__ == '__main__':\n    with {out} as file:\n        json.dump({function.__name__}(), file)\n"
+        f"import json, os\n\n{inspect.getsource(function)}\n"
+        f"with open(os.path.join({str(folder)!r}, os.environ['RANK']), 'w') as file:\n"
+        f"    json.dump({function.__name__}(), file)\n"
     )
     return path
 
