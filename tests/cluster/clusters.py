@@ -94,35 +94,51 @@ def executors_of(application: str) -> set[int]:
 # --- the standalone kind ------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Host:
+    """Where a process of a cluster runs.
+
+    Attributes:
+        address: The host's.
+        before: A command that others go behind, to be run there.
+    """
+
+    address: str
+    before: tuple[str, ...] = ()
+
+
+LOOPBACK = Host("127.0.0.1")
+
+
 @contextmanager
 def standalone(
-    folder: Path, host: str = "127.0.0.1", workers: Sequence[tuple[str, Sequence[str]]] | None = None
+    folder: Path, master: Host = LOOPBACK, workers: Sequence[Host] = (LOOPBACK,) * EXECUTORS
 ) -> Iterator[str]:
     """Starts a master and its workers, which end with this; yields the master's address.
 
     Args:
         folder: For logs, work folders and local folders.
-        host: The master's address.
-        workers: Each worker's address, and a command that its own goes behind.
+        master: Where the master runs.
+        workers: Where the workers run.
     """
-    workers = workers if workers is not None else [("127.0.0.1", ())] * EXECUTORS
     with ExitStack() as stack:
-        master = ["org.apache.spark.deploy.master.Master", "--host", host, "--port", "0", "--webui-port", "0"]
-        log = stack.enter_context(_service(folder / "master", (), master))
+        command = ["org.apache.spark.deploy.master.Master", "--host", master.address]
+        command += ["--port", "0", "--webui-port", "0"]
+        log = stack.enter_context(_service(folder / "master", master, command))
         url = _await(log, r"Starting Spark master at (spark://\S+)")
         logs = []
-        for index, (address, before) in enumerate(workers):
-            worker = ["org.apache.spark.deploy.worker.Worker", "--host", address, "--port", "0"]
+        for index, host in enumerate(workers):
+            worker = ["org.apache.spark.deploy.worker.Worker", "--host", host.address, "--port", "0"]
             # Cores are only counted: room for two applications.
             worker += ["--webui-port", "0", "--cores", "4", "--memory", "2g", url]
-            logs.append(stack.enter_context(_service(folder / f"worker-{index}", before, worker)))
+            logs.append(stack.enter_context(_service(folder / f"worker-{index}", host, worker)))
         for log in logs:
             _await(log, r"(Successfully registered) with master")
         yield url
 
 
 @contextmanager
-def _service(folder: Path, before: Sequence[str], command: Sequence[str]) -> Iterator[Path]:
+def _service(folder: Path, host: Host, command: Sequence[str]) -> Iterator[Path]:
     from pyspark.find_spark_home import _find_spark_home
 
     folder.mkdir()
@@ -135,7 +151,7 @@ def _service(folder: Path, before: Sequence[str], command: Sequence[str]) -> Ite
     }
     with log.open("w") as output:
         running = subprocess.Popen(
-            [*before, str(home / "bin/spark-class"), *command],
+            [*host.before, str(home / "bin/spark-class"), *command],
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -17,7 +17,6 @@ import pytest
 
 from sparkdist import Launcher, PreflightError, TrainingFailed
 from tests import support
-from tests.cluster import clusters
 from tests.cluster.clusters import EXECUTORS, Cluster
 from tests.faults import programs
 from tests.faults.ways import Way
