@@ -6,9 +6,15 @@ RUN = . .venv/env.sh && .venv/bin
 setup:
 	@scripts/setup.sh
 
-# make test ARGS="-k torchrun -x" passes options on; make test SLOW=1 runs the slow tests too.
+# A process holds one Spark session at a time: folders with sessions of their own get a process each.
+# make test ARGS="-k torchrun -x" passes options on, to all of them; ARGS="tests/cluster -k ctrl_c" names
+# one, or a file in one. make test SLOW=1 runs the slow tests too. (5: a folder had no such test.)
+SUITES = $(or $(filter tests%,$(ARGS)),tests tests/cluster $(wildcard tests/connect))
+
 test: setup
-	$(RUN)/pytest $(if $(SLOW),,-m "not slow") $(ARGS)
+	@for suite in $(SUITES); do \
+	  ($(RUN)/pytest $$suite $(if $(SLOW),,-m "not slow") $(filter-out tests%,$(ARGS))) || test $$? = 5 || exit 1; \
+	done
 
 lint: setup
 	.venv/bin/ruff format --check
@@ -20,7 +26,9 @@ demo: setup
 	@$(RUN)/python examples/digits.py
 
 bench: setup
-	@$(RUN)/python benchmarks/launch.py
+	@status=0; for file in launch results training; do \
+	  ($(RUN)/python benchmarks/$$file.py) || status=1; \
+	done; exit $$status
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

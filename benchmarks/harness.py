@@ -8,6 +8,7 @@ slows down slows all of them.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -24,7 +25,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-Samples = dict[str, list[float]]
+Figures = dict[str, float]  # what one run measured, by name: "seconds" and what the subject adds
+Samples = dict[str, list[Figures]]  # by subject
+Commands = Mapping[str, Sequence[str]]  # by subject: what starts its worker
 
 _ANSWER = '{"seconds": '
 
@@ -32,21 +35,36 @@ _ANSWER = '{"seconds": '
 # --- in a worker --------------------------------------------------------------------------------
 
 
-def serve(run: Callable[[], object]) -> None:
+@dataclass(frozen=True)
+class Subject:
+    """What is measured.
+
+    Attributes:
+        text: What it runs, for the report.
+        prepare: Makes ready (a session, say) and returns what is timed, which may return further
+            figures.
+    """
+
+    text: str
+    prepare: Callable[[], Callable[[], Figures | None]]
+
+
+def serve(run: Callable[[], Figures | None]) -> None:
     """Runs and times `run` for each line on stdin, until stdin ends."""
     for _ in sys.stdin:
         started = time.perf_counter()
-        run()
+        figures = run()
+        seconds = time.perf_counter() - started
         # On a line of its own, whatever a log printed before.
-        print("\n" + json.dumps({"seconds": time.perf_counter() - started}), flush=True)
+        print("\n" + json.dumps({"seconds": seconds, **(figures or {})}), flush=True)
 
 
 # --- in the parent ------------------------------------------------------------------------------
 
 
 @contextmanager
-def worker(command: Sequence[str]) -> Iterator[Callable[[], float]]:
-    """Starts a worker and yields a function that has it run once and returns the seconds."""
+def worker(command: Sequence[str]) -> Iterator[Callable[[], Figures]]:
+    """Starts a worker and yields a function that has it run once and returns the figures."""
     with tempfile.TemporaryFile("w+") as errors:
         # The output's text is not ours alone: logs of the subject come along.
         process = subprocess.Popen(
@@ -55,7 +73,7 @@ def worker(command: Sequence[str]) -> Iterator[Callable[[], float]]:
         assert process.stdin is not None
         assert process.stdout is not None
 
-        def measure() -> float:
+        def measure() -> Figures:
             assert process.stdin is not None
             assert process.stdout is not None
             seen: list[str] = []
@@ -64,7 +82,7 @@ def worker(command: Sequence[str]) -> Iterator[Callable[[], float]]:
                 process.stdin.flush()
                 for line in process.stdout:
                     if line.startswith(_ANSWER):
-                        return float(json.loads(line)["seconds"])
+                        return {name: float(value) for name, value in json.loads(line).items()}
                     seen.append(line)
             except BrokenPipeError:
                 pass  # it ended before it was asked: what it said explains why
@@ -79,7 +97,7 @@ def worker(command: Sequence[str]) -> Iterator[Callable[[], float]]:
             process.communicate()
 
 
-def fresh(commands: Mapping[str, Sequence[str]], repeats: int) -> Samples:
+def fresh(commands: Commands, repeats: int) -> Samples:
     """Measures the first run of a new worker, `repeats` times for each command, in turn."""
     samples: Samples = {name: [] for name in commands}
     for _ in range(repeats):
@@ -90,7 +108,7 @@ def fresh(commands: Mapping[str, Sequence[str]], repeats: int) -> Samples:
     return samples
 
 
-def warm(ours: str, peer: str, commands: Mapping[str, Sequence[str]], repeats: int) -> Samples:
+def warm(ours: str, peer: str, commands: Commands, repeats: int) -> Samples:
     """Measures the second and later runs of one worker each for ours and the peer, in turn."""
     samples: Samples = {ours: [], peer: []}
     with worker(commands[ours]) as run_ours, worker(commands[peer]) as run_peer:
@@ -104,8 +122,9 @@ def warm(ours: str, peer: str, commands: Mapping[str, Sequence[str]], repeats: i
 
 
 def _progress(name: str, samples: Samples) -> None:
-    count = len(samples[name])
-    print(f"  {name}, run {count}: {samples[name][-1]:.3f} s", file=sys.stderr, flush=True)
+    count, last = len(samples[name]), samples[name][-1]
+    text = ", ".join(f"{figure} {value:.4g}" for figure, value in last.items())
+    print(f"  {name}, run {count}: {text}", file=sys.stderr, flush=True)
 
 
 # --- the report ---------------------------------------------------------------------------------
@@ -120,6 +139,22 @@ class Row:
     ours: list[float]
     theirs: list[float]
     limit: float
+    unit: str = "s"
+
+    @classmethod
+    def of(
+        cls,
+        case: str,
+        samples: Samples,
+        ours: str,
+        peer: str,
+        limit: float,
+        figure: str = "seconds",
+        unit: str = "s",
+    ) -> Row:
+        """Makes a row of one figure of two subjects."""
+        found, theirs = ([run[figure] for run in samples[name]] for name in (ours, peer))
+        return cls(case=case, peer=peer, ours=found, theirs=theirs, limit=limit, unit=unit)
 
     @property
     def ratio(self) -> float:
@@ -133,17 +168,17 @@ class Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Returns the rows as a Markdown table; times are seconds, median (least - most)."""
+    """Returns the rows as a Markdown table; figures are medians (least - most)."""
     lines = [
-        "| case | ours, s | peer | peer's, s | ratio | limit | holds |",
+        "| case | ours | peer | peer's | ratio | limit | holds |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         cells = (
             row.case,
-            _spread(row.ours),
+            spread(row.ours, row.unit),
             row.peer,
-            _spread(row.theirs),
+            spread(row.theirs, row.unit),
             f"{row.ratio:.3f}",
             f"{row.limit:g}",
             "yes" if row.holds else "**no**",
@@ -152,8 +187,11 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _spread(samples: Sequence[float]) -> str:
-    return f"{statistics.median(samples):.3f} ({min(samples):.3f} - {max(samples):.3f})"
+def spread(samples: Sequence[float], unit: str) -> str:
+    """Returns samples as "median unit (least - most)"; of one sample there is no more to say."""
+    digits = ".3f" if unit == "s" else ".4g"
+    median = f"{statistics.median(samples):{digits}} {unit}"
+    return median if len(samples) == 1 else f"{median} ({min(samples):{digits}} - {max(samples):{digits}})"
 
 
 def machine(packages: Sequence[str]) -> dict[str, str]:
@@ -194,3 +232,40 @@ def report(facts: Mapping[str, str], rows: Sequence[Row], json_file: Path | None
         }
         json_file.write_text(json.dumps(content, indent=2) + "\n")
     return 0 if all(row.holds for row in rows) else 1
+
+
+# --- a benchmark's command line -------------------------------------------------------------------
+
+
+def main(
+    title: str,
+    doc: str | None,
+    subjects: Mapping[str, Subject],
+    compare: Callable[[Commands, int], list[Row]],
+    repeats: int = 5,
+) -> int:
+    """Runs a benchmark file: as the comparison, or as one of its own workers.
+
+    Args:
+        title: The report's.
+        doc: What `--help` says.
+        subjects: Whatever is measured, by name.
+        compare: Measures and returns the rows; gets each worker's command and the number of runs.
+        repeats: Runs of each subject by default.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=repeats, help="runs of each; the table shows medians")
+    parser.add_argument("--quick", action="store_const", const=1, dest="repeats", help="one run of each")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
+    parser.add_argument("--worker", choices=list(subjects), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        serve(subjects[args.worker].prepare())
+        return 0
+    facts = machine(["sparkdist", "pyspark", "torch"])
+    print(f"# {title}\n")
+    print("\n".join(f"- {name}: {text}" for name, text in facts.items()))
+    texts = (f"- {name}: `{subject.text}`" for name, subject in subjects.items())
+    print("\n".join(texts), end="\n\n", flush=True)
+    commands = {name: [sys.executable, sys.argv[0], "--worker", name] for name in subjects}
+    return report(facts, compare(commands, args.repeats), args.json)

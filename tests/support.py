@@ -102,8 +102,13 @@ def describe(pids: Iterable[int]) -> str:
     return "\n".join(f"  {pid}: {_command(pid)}" for pid in sorted(pids))
 
 
+def arguments(pid: int) -> list[str]:
+    """The words of a process's command line."""
+    return os.fsdecode(_read(pid, "cmdline")).split("\0")[:-1]
+
+
 def _command(pid: int) -> str:
-    return os.fsdecode(_read(pid, "cmdline")).replace("\0", " ").strip()[:200] or "(ended)"
+    return " ".join(arguments(pid)).strip()[:200] or "(ended)"
 
 
 # --- sockets ------------------------------------------------------------------------------------

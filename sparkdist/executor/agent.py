@@ -165,6 +165,9 @@ class Agent:
             if header["kind"] == "store":
                 self._start_ranks(header["address"], header["port"])
             elif header["kind"] == "stop":
+                if self._kill_at is None and not self.staff.framework.whole_node:
+                    # The failure elsewhere may be of a peer that saw this one's connection end.
+                    self.staff.blame_the_dying(time.monotonic())
                 self.stop(header["grace"])
             elif header["kind"] == "stacks":
                 self.staff.ask_stacks()
@@ -296,4 +299,5 @@ class Agent:
             row["log_tail"] = self._pumps[rank.rank].tail()
             row["own_error"] = wire.cut(self.staff.own_error(rank))
             row["failed_at"] = self._epoch + rank.failed_at
+            row["speechless"] = not rank.complained and not self.staff.framework.whole_node
         return row

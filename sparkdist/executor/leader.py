@@ -180,4 +180,5 @@ def _rows(headers: list[dict[str, Any]], body: bytes) -> list[Row]:
 
 def _lost(rank: int, node: Node) -> Row:
     header = {"kind": "lost", "rank": rank, "node": node.index, "host": socket.gethostname()}
-    return header | {"message": "its agent was killed", "size": 0, "unheard": True}, b""
+    header |= {"message": "its agent was killed", "size": 0, "unheard": True, "speechless": True}
+    return header, b""

@@ -24,16 +24,18 @@ class Way:
     Attributes:
         launcher, local_mode: The settings.
         moment: A file that a rank touches when its fault happens.
+        ranks: How many ranks it starts.
     """
 
     launcher: str
     local_mode: bool
     moment: Path
+    ranks: int = 2
 
-    def launch(self, program: Any, *args: Any, num_processes: int = 2, **settings: Any) -> Results:
+    def launch(self, program: Any, *args: Any, num_processes: int = 0, **settings: Any) -> Results:
         """Launches a function or a script; a fault test that hangs fails after a minute."""
         settings = {"launcher": self.launcher, "timeout": 60, **settings}
-        distributor = TorchDistributor(num_processes, local_mode=self.local_mode, **settings)
+        distributor = TorchDistributor(num_processes or self.ranks, local_mode=self.local_mode, **settings)
         return distributor.launch(program, *args)
 
     def failure(self, program: Any, *args: Any, **settings: Any) -> TrainingFailed:
