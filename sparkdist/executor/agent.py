@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdist import wire
-from sparkdist.executor import process
+from sparkdist.executor import process, report
 from sparkdist.executor.link import Link, dial
 from sparkdist.executor.logs import LogPump
 from sparkdist.executor.order import NodeError, Order
@@ -78,7 +78,6 @@ class Agent:
         self._kill_at: float | None = None
         self._dump_until: float | None = None
         self._memory_kills = process.memory_kills()
-        self._epoch = time.time() - time.monotonic()  # read once, so that moments keep their order
 
     def _emitter(self, rank: int) -> Callable[[int, bool, bytes], None] | None:
         wanted = self.order.logs == "all" or (self.order.logs == "rank0" and rank == 0)
@@ -267,20 +266,9 @@ class Agent:
                 self._failed(rank)
 
     def _finish(self) -> None:
-        """Ends what ranks left behind, sends large outcomes to the driver and the rest to the task."""
+        """Ends what ranks left behind and reports to driver and task."""
         process.end_descendants()
-        oom = process.memory_kills() > self._memory_kills
-        rows, blobs = [], []
-        for rank in self.staff.ranks:
-            row = self._row(rank)
-            if row.get("signal") == "SIGKILL" and oom:
-                row["hint"] = "out of memory: the kernel's limit for this container killed a process"
-            size = row["size"] = rank.outcome_size()
-            if size > wire.ROW_LIMIT:
-                row["sha256"] = self._link.send_outcome(rank.rank, rank.pipes.outcome, size)
-            else:
-                blobs.append(rank.read_outcome())
-            rows.append(row)
+        rows, blobs = report.outcomes(self.staff, self._link, self._pumps, self._memory_kills)
         self._link.close()
         for row in rows:
             row["unheard"] = self._some_unheard or not self._link.up
@@ -288,16 +276,3 @@ class Agent:
             rows.append({**header, "size": len(data)})
             blobs.append(data)
         wire.send(self._conn, {"kind": "done", "rows": rows}, b"".join(blobs))
-
-    def _row(self, rank: Rank) -> dict[str, Any]:
-        """Returns what the driver is told of an ended rank, but for its outcome's bytes."""
-        row = rank.verdict(self._is_script)
-        row |= {"rank": rank.rank, "node": self.node.index, "host": socket.gethostname()}
-        if row["kind"] == "stopped" and self.staff.launcher:
-            row["message"] = f"{self.order.launcher} {self.staff.launcher.end}"
-        elif row["kind"] not in (*RETURNED, "stopped"):
-            row["log_tail"] = self._pumps[rank.rank].tail()
-            row["own_error"] = wire.cut(self.staff.own_error(rank))
-            row["failed_at"] = self._epoch + rank.failed_at
-            row["speechless"] = not rank.complained and not self.staff.framework.whole_node
-        return row
