@@ -126,31 +126,26 @@ def worker_state(items: Iterable[Any]) -> Iterable[tuple[int, dict[str, Any]]]:
         pass
     fds = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_is_open(fd)]
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    yield (
-        os.getpid(),
-        {
-            "environ": dict(os.environ),
-            "cwd": os.getcwd(),
-            "handlers": {int(n): str(signal.getsignal(n)) for n in signal.valid_signals()},
-            "masks": [status[name] for name in ("SigBlk", "SigIgn", "SigCgt", "Umask")],
-            "random": hash(random.getstate()),
-            "numpy": numpy.random.get_state()[1].tobytes(),  # type: ignore[index]
-            # By kind: a task has a socket of its own, of another number than the one before.
-            "descriptors": sorted(re.sub(r"\d+", "N", target) for target in fds),
-            "path": list(sys.path),
-            "threads": sorted(thread.name for thread in threading.enumerate()),
-            "kernel threads": len(os.listdir("/proc/self/task")),
-            "children": [
-                pid for pid in os.listdir("/proc") if pid.isdigit() and parent_of(pid) == os.getpid()
-            ],
-            "limits": [resource.getrlimit(n) for n in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE)],
-            "filters of warnings": len(warnings.filters),
-            "frameworks": sorted(
-                {"torch", "sparkdist.frameworks.torch"} & sys.modules.keys() - {"sparkdist"}
-            ),
-            "hooks": [sys.excepthook is sys.__excepthook__, sys.stdout is sys.__stdout__],
-        },
-    )
+    children = [pid for pid in os.listdir("/proc") if pid.isdigit() and parent_of(pid) == os.getpid()]
+    facts = {
+        "environ": dict(os.environ),
+        "cwd": os.getcwd(),
+        "handlers": {int(n): str(signal.getsignal(n)) for n in signal.valid_signals()},
+        "masks": [status[name] for name in ("SigBlk", "SigIgn", "SigCgt", "Umask")],
+        "random": hash(random.getstate()),
+        "numpy": numpy.random.get_state()[1].tobytes(),  # type: ignore[index]
+        # By kind: a task has a socket of its own, of another number than the one before.
+        "descriptors": sorted(re.sub(r"\d+", "N", target) for target in fds),
+        "path": list(sys.path),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "kernel threads": len(os.listdir("/proc/self/task")),
+        "children": children,
+        "limits": [resource.getrlimit(n) for n in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE)],
+        "filters of warnings": len(warnings.filters),
+        "torch": "torch" in sys.modules,
+        "hooks": [sys.excepthook is sys.__excepthook__, sys.stdout is sys.__stdout__],
+    }
+    yield os.getpid(), facts
 
 
 def fd_is_open(fd: str) -> bool:
