@@ -20,6 +20,7 @@ from sparkdist.driver import devices, outcome, preflight, session
 from sparkdist.driver.attempt import Gang, run_attempt
 from sparkdist.driver.board import Board
 from sparkdist.driver.closure import capture
+from sparkdist.driver.connect import ConnectJob
 from sparkdist.driver.environment import for_ranks
 from sparkdist.driver.job import BarrierJob
 from sparkdist.driver.local import LocalRun
@@ -155,12 +156,14 @@ class Launcher:
             return order, lambda order: LocalRun(order, function, parcel, gpus), ("127.0.0.1", "127.0.0.1")
         per_task = self.framework.processes_per_task(gpus_per_task=0)
         tasks = -(-self.num_processes // per_task)
-        preflight.check(spark, tasks, self.use_gpu, self._ssl_conf)
-        conf = spark.sparkContext.getConf()
-        cores = int(conf.get("spark.task.cpus", "1") or 1)
+        conf = session.confs(spark)
+        preflight.check(spark, conf, tasks, self.use_gpu, self._ssl_conf)
+        cores = int(conf("spark.task.cpus") or 1)
         order = replace(order, tasks=tasks, processes_per_task=per_task, threads=max(1, cores // per_task))
-        host = conf.get("spark.driver.host", "127.0.0.1") or "127.0.0.1"
-        endpoint = (conf.get("spark.driver.bindAddress", host) or host, host)
+        endpoint = session.control_endpoint(spark, conf)
+        if session.is_connect(spark):
+            resources = self.settings.resources
+            return order, lambda order: ConnectJob(spark, conf, order, function, parcel, resources), endpoint
         return order, lambda order: BarrierJob(spark, order, function, parcel), endpoint
 
 

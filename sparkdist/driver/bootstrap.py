@@ -46,6 +46,26 @@ def bootstrap(
     return run
 
 
+def arrow_bootstrap(*args: Any) -> Callable[[Iterable[Any]], Iterable[Any]]:
+    """Returns the same for a job over Arrow batches, each row as a batch of `header` (JSON) and `body`.
+
+    Args:
+        *args: What `bootstrap` takes.
+    """
+    rows = bootstrap(*args)
+
+    def run(batches: Iterable[Any]) -> Iterable[Any]:
+        import json
+
+        import pyarrow
+
+        for header, body in rows(batches):
+            columns = [pyarrow.array([json.dumps(header)]), pyarrow.array([body], pyarrow.binary())]
+            yield pyarrow.RecordBatch.from_arrays(columns, names=["header", "body"])
+
+    return run
+
+
 def unpack_package(base: str, digest: str, package: bytes) -> str:
     """Unpacks the package below `base`, once, however many tasks come; returns the folder that holds it.
 

@@ -22,6 +22,8 @@ from sparkdist.executor.order import Host, Order
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+Mapped = Callable[[Iterable[Any]], Iterable[Any]]
+
 _ANSWER_TIME = 1.0  # s
 _WARMED: set[tuple[str, str, str]] = set()  # (application, framework, launcher)
 
@@ -49,7 +51,7 @@ class BarrierJob:
                 was cancelled. Ranks' failures are rows.
         """
         order = self._share_host()
-        mapped = _by_value(*package_zip(), order.to_json(), self._function, self._parcel)
+        mapped = by_value(bootstrap, *package_zip(), order.to_json(), self._function, self._parcel)
         tasks = self._order.tasks
         description = f"sparkdist run {self._order.run_id}: {self._order.world_size} ranks"
         self._context.setJobGroup(self._group, description, interruptOnCancel=False)
@@ -81,7 +83,7 @@ class BarrierJob:
 
     def is_unheard(self) -> bool:
         """Says whether tasks are running that may be unable to reach the driver."""
-        if is_local(self._context.master) and _answers(self._order.control):
+        if is_local(self._context.master) and answers(self._order.control):
             return False  # they are on this host, and would reach it
         return self._holds_slots()
 
@@ -102,7 +104,8 @@ class BarrierJob:
         return InheritableThread(target)
 
 
-def _answers(address: tuple[str, int] | None) -> bool:
+def answers(address: tuple[str, int] | None) -> bool:
+    """Says whether somebody listens at an address."""
     try:
         socket.create_connection(address or ("", 0), timeout=_ANSWER_TIME).close()
     except OSError:
@@ -110,11 +113,11 @@ def _answers(address: tuple[str, int] | None) -> bool:
     return True
 
 
-def _by_value(*args: Any) -> Callable[[Iterable[Any]], Iterable[Any]]:
-    """Returns the bootstrap such that Spark pickles it by value: executors may lack this package."""
+def by_value(make: Callable[..., Mapped], *args: Any) -> Mapped:
+    """Returns a bootstrap such that Spark pickles it by value: executors may lack this package."""
     from pyspark import cloudpickle
 
     from sparkdist.driver import bootstrap as module
 
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    return bootstrap(*args)
+    return make(*args)

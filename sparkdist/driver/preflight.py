@@ -1,11 +1,12 @@
-"""What is checked of a classic session before a job is started."""
+"""What is checked of a session before a job is started."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sparkdist.driver.session import confs, is_local
+from sparkdist.driver.session import is_connect, is_local
 from sparkdist.errors import ConfigurationError, PreflightError
 
 if TYPE_CHECKING:
@@ -15,17 +16,19 @@ if TYPE_CHECKING:
 _REGISTER_TIME = 5.0  # s that executors get to register before there are too few slots
 _LOOK_AGAIN = 0.1  # s
 
+Confs = Callable[[str], str | None]
 
-def check(session: SparkSession, tasks: int, use_gpu: bool | None, ssl_conf: str) -> None:
+
+def check(session: SparkSession, conf: Confs, tasks: int, use_gpu: bool | None, ssl_conf: str) -> None:
     """Checks that the session can run a gang of so many tasks.
+
+    On Connect the count of slots is hidden; there the job itself watches for too few.
 
     Raises:
         ConfigurationError: GPUs were asked for and are not configured.
         PreflightError: It cannot.
     """
-    context = session.sparkContext
-    _check_gpus(context, use_gpu)
-    conf = confs(session)
+    _check_gpus(conf, use_gpu)
     if _is_true(conf("spark.dynamicAllocation.enabled")):
         raise PreflightError(
             "spark.dynamicAllocation.enabled is true, and Spark gives a gang its slots at once only without "
@@ -36,11 +39,12 @@ def check(session: SparkSession, tasks: int, use_gpu: bool | None, ssl_conf: str
             "spark.ssl.enabled is true, but what ranks send each other is not encrypted. To train all the "
             f"same set the conf {ssl_conf} to true."
         )
-    _check_slots(context, tasks)
+    if not is_connect(session):
+        _check_slots(session.sparkContext, tasks)
 
 
-def _check_gpus(context: SparkContext, use_gpu: bool | None) -> None:
-    amount = context.getConf().get("spark.task.resource.gpu.amount")
+def _check_gpus(conf: Confs, use_gpu: bool | None) -> None:
+    amount = conf("spark.task.resource.gpu.amount")
     if use_gpu and amount is None:
         raise ConfigurationError(
             "use_gpu=True, but this session offers no GPUs to tasks: the conf spark.task.resource.gpu.amount "
