@@ -6,9 +6,11 @@ RUN = . .venv/env.sh && .venv/bin
 setup:
 	@scripts/setup.sh
 
+# Spark Connect needs a process of its own: of a process's sessions all are classic, or all Connect's.
 # make test ARGS="-k torchrun -x" passes options on; make test SLOW=1 runs the slow tests too.
 test: setup
 	$(RUN)/pytest $(if $(SLOW),,-m "not slow") $(ARGS)
+	$(if $(ARGS),,$(RUN)/pytest tests/connect $(if $(SLOW),,-m "not slow"))
 
 lint: setup
 	.venv/bin/ruff format --check

@@ -108,6 +108,7 @@ class _Watch:
             rows = self._gang.run()
         except BaseException as error:
             reason = error
+            self._channel.stop_ranks(0.0)  # they may live where only the way to their job is lost
             self._board.note(lambda board: board.rows.set_exception(reason))
         else:
             self._board.note(lambda board: board.rows.set_result(rows))

@@ -6,7 +6,7 @@ may refer to nothing but the standard library.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
@@ -46,7 +46,7 @@ def bootstrap(
     return run
 
 
-def arrow_bootstrap(*args: Any) -> Callable[[Iterable[Any]], Iterable[Any]]:
+def arrow_bootstrap(*args: Any) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Returns the same for a job over Arrow batches, each row as a batch of `header` (JSON) and `body`.
 
     Args:
@@ -54,7 +54,7 @@ def arrow_bootstrap(*args: Any) -> Callable[[Iterable[Any]], Iterable[Any]]:
     """
     rows = bootstrap(*args)
 
-    def run(batches: Iterable[Any]) -> Iterable[Any]:
+    def run(batches: Iterable[Any]) -> Iterator[Any]:
         import json
 
         import pyarrow

@@ -64,13 +64,20 @@ class ConnectJob:
             PreflightError: The cluster has too few slots.
             Exception: The job failed on Spark's side or the server was lost; ranks' failures are rows.
         """
-        self._session.registerProgressHandler(self._note)
+        note: Any = self._note  # of no class of pyspark's, which it asks for and does not need
+        self._session.registerProgressHandler(note)
         try:
             self._thread.start()
             self._watch()
             table = self._done.result()
+        except (PreflightError, ConnectionError):
+            raise
+        except Exception as error:
+            if self._session.is_stopped:  # type: ignore[attr-defined]
+                raise ConnectionError("the Spark session was stopped") from None
+            raise RuntimeError(first_lines(error)) from None  # without the server's stacks
         finally:
-            self._session.removeProgressHandler(self._note)
+            self._session.removeProgressHandler(note)
         headers = map(json.loads, table["header"].to_pylist())
         return list(zip(headers, table["body"].to_pylist(), strict=True))
 
@@ -92,9 +99,11 @@ class ConnectJob:
         schema = StructType().add("header", StringType()).add("body", BinaryType())
         return numbers.mapInArrow(mapped, schema, barrier=True, profile=self._resources).toArrow()
 
-    def _note(self, stages: Iterable[Any], inflight_tasks: int, **_: Any) -> None:
+    def _note(
+        self, stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool
+    ) -> None:
         """Takes the session's progress reports; those of an operation come in its own thread."""
-        if threading.current_thread() is self._thread and any(stages):
+        if threading.current_thread() is self._thread and stages:
             self._taken = True
             self._running = inflight_tasks
 

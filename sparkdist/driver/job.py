@@ -8,9 +8,9 @@ import socket
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkdist.driver.bootstrap import bootstrap, unpack_package
 from sparkdist.driver.local import IMPORTING, own_folder
@@ -22,7 +22,7 @@ from sparkdist.executor.order import Host, Order
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Mapped = Callable[[Iterable[Any]], Iterable[Any]]
+T = TypeVar("T")
 
 _ANSWER_TIME = 1.0  # s
 _WARMED: set[tuple[str, str, str]] = set()  # (application, framework, launcher)
@@ -113,7 +113,7 @@ def answers(address: tuple[str, int] | None) -> bool:
     return True
 
 
-def by_value(make: Callable[..., Mapped], *args: Any) -> Mapped:
+def by_value(make: Callable[..., T], *args: Any) -> T:
     """Returns a bootstrap such that Spark pickles it by value: executors may lack this package."""
     from pyspark import cloudpickle
 

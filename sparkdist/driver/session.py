@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _WITHOUT_SPARK = 4_000_000_000  # bytes
 _CONNECT = 64_000_000  # bytes; 120 MB end a server that has Spark's default heap of 1 GB, 60 MB do not
-_ANSWER_TIME = 5.0  # s
+_ANSWER_TIME = 4.0  # s that a server gets to answer at all
 
 
 def choose(local_mode: bool | None, given: SparkSession | None) -> SparkSession | None:
@@ -84,11 +84,12 @@ def _active() -> SparkSession | None:
     if "pyspark.sql" not in sys.modules:
         return None  # nobody can have started one
     from pyspark.sql import SparkSession
+    from pyspark.sql.utils import is_remote
 
     if connect := sys.modules.get("pyspark.sql.connect.session"):
         # Before the classic one: behind remote("local[2]") that is the server's own, in this process too.
         client = connect.SparkSession.getActiveSession() or connect.SparkSession._get_default_session()
-        if client is not None:
+        if client is not None or is_remote():
             return client  # type: ignore[no-any-return]
     # The first is the thread's own; a thread that has none sees the application's.
     session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
@@ -119,7 +120,9 @@ def server_answers(session: SparkSession, timeout: float) -> bool:
 
 def first_lines(error: BaseException) -> str:
     """Returns what a Connect server says of an error, without its own stack."""
-    return str(error).partition("\n\nJVM stacktrace:")[0].strip() or type(error).__name__
+    details = getattr(error, "details", None)  # of gRPC
+    text = str(details() if callable(details) else error)
+    return text.partition("\n\nJVM stacktrace:")[0].strip() or type(error).__name__
 
 
 def control_endpoint(session: SparkSession, conf: Callable[[str], str | None]) -> tuple[str, str]:
