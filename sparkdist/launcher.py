@@ -20,6 +20,7 @@ from sparkdist.driver import devices, outcome, preflight, session
 from sparkdist.driver.attempt import Gang, run_attempt
 from sparkdist.driver.board import Board
 from sparkdist.driver.closure import capture
+from sparkdist.driver.connect import ConnectJob
 from sparkdist.driver.environment import for_ranks
 from sparkdist.driver.job import BarrierJob
 from sparkdist.driver.local import LocalRun
@@ -166,9 +167,9 @@ class Launcher:
             gpus_per_task=per_task_gpus,
             threads=max(1, session.cores_per_task(conf, profile) // per_task),
         )
-        host = conf("spark.driver.host") or "127.0.0.1"
-        endpoint = (conf("spark.driver.bindAddress") or host, host)
-        return order, lambda order: BarrierJob(spark, order, function, parcel, profile), endpoint
+        job = ConnectJob if session.is_connect(spark) else BarrierJob
+        endpoint = session.control_endpoint(spark, conf)
+        return order, lambda order: job(spark, conf, order, function, parcel, profile), endpoint
 
 
 @dataclass(frozen=True)

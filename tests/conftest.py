@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
+CONNECT_TESTS = Path(__file__).with_name("connect")
 
 # Whatever a test starts, Spark's JVM and its Python workers included, inherits this.
 os.environ.setdefault(support.TEST_MARKER, uuid.uuid4().hex)
@@ -42,6 +43,14 @@ def spark() -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves tests/connect out unless it was named: a process holds a classic session or Connect's."""
+    if collection_path != CONNECT_TESTS:
+        return None
+    named = (Path(arg.partition("::")[0]).absolute() for arg in config.args)
+    return None if any(path.is_relative_to(CONNECT_TESTS) for path in named) else True
 
 
 @pytest.fixture

@@ -32,6 +32,8 @@ def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
         rows = board.rows.result()
     except NodeError as error:
         raise PreflightError(str(error)) from None
+    except PreflightError:
+        raise
     except Exception as error:
         raise _lost(order, f"the gang was lost: {_reason(error)}") from error
     for header, _ in rows:
