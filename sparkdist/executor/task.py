@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 
 import pyspark
@@ -27,6 +26,7 @@ from sparkdist.executor.last_words import GangLost
 from sparkdist.executor.leader import FAILED, Row, Site, lead
 from sparkdist.executor.order import Host, NodeError, Order
 from sparkdist.executor.topology import Node
+from sparkdist.executor.warm import installed_version
 
 _KNOCK = 0.02  # s between a follower's attempts to find its leader
 
@@ -125,11 +125,7 @@ def _site(order: Order, root: str) -> Site:
 
 def _without_zipped_pyspark() -> dict[str, str]:
     """Lets a forkserver import an installed pyspark: from Spark's zip that takes a second longer."""
-    try:
-        installed = metadata.version("pyspark")
-    except metadata.PackageNotFoundError:
-        return {}
-    if installed != pyspark.__version__:
+    if installed_version("pyspark") != pyspark.__version__:
         return {}
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return {"PYTHONPATH": os.pathsep.join(p for p in path if os.path.basename(p) != "pyspark.zip")}

@@ -62,17 +62,24 @@ class Kind:
 
     def key(self) -> str:
         """Returns a name that only equal kinds share."""
-        version = ""
-        if self.distribution:
-            try:
-                version = metadata.version(self.distribution)
-            except metadata.PackageNotFoundError:
-                pass  # its import will fail in the server, which answers with the reason
+        # Where there is none, its import will fail in the server, which answers with the reason.
+        version = (installed_version(self.distribution) or "") if self.distribution else ""
         parts = [
             *(self.root, sys.executable, self.preload, self.preload_idle, version),
             *(sorted(self.environ.items()), self.parent, process.start_time(self.parent), self.idle_timeout),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+
+
+def installed_version(distribution: str) -> str | None:
+    """Returns the version of an installed package, or None.
+
+    Zips on the path are passed over: importlib.metadata keeps those that it looked into open, and
+    this runs in Spark's own Python workers, which are to be left as they were.
+    """
+    folders = [entry for entry in sys.path if not os.path.isfile(entry)]
+    found = next(iter(metadata.distributions(name=distribution, path=folders)), None)
+    return found.version if found else None
 
 
 def connect(
