@@ -216,7 +216,7 @@ def test_busy_slots_are_waited_for(spark: Any):
         assert others.done()
 
 
-class held_slots:  # noqa: N801
+class held_slots:
     """Another job of the session that holds both slots for some seconds."""
 
     def __init__(self, spark: Any, seconds: float) -> None:
