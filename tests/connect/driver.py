@@ -60,6 +60,13 @@ def outcome(what: str, folder: str, settings: dict[str, Any]) -> dict[str, Any]:
         }
 
 
+def stop_beside(session: Any, folder: Path) -> None:
+    """Stops the session once the ranks are in their function."""
+    while not {"0", "1"} <= set(os.listdir(folder)):
+        time.sleep(0.05)
+    session.stop()
+
+
 def main() -> None:
     from pyspark.sql import SparkSession
 
@@ -71,8 +78,8 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         before = signal.getsignal(signal.SIGINT)
-        if "stop_after" in order:
-            threading.Timer(order["stop_after"], session.stop).start()
+        if order.get("stop"):
+            threading.Thread(target=stop_beside, args=(session, Path(order["folder"])), daemon=True).start()
         said = outcome(order["what"], order.get("folder", ""), order.get("settings", {}))
         said["restored"] = signal.getsignal(signal.SIGINT) is before
         print("\n@" + json.dumps(said), flush=True)
