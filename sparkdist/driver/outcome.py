@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any
 
 from sparkdist import values, wire
@@ -19,6 +20,9 @@ _TOO_LARGE = (
     "reach."
 )
 
+# How Spark itself says that a worker's Python is not the driver's, before any of our code runs there.
+_MISMATCH = re.compile(r"PYTHON_VERSION_MISMATCH\D*?(\d+\.\d+)\D*?(\d+\.\d+)")
+
 
 def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
     """Returns every rank's result, in rank order.
@@ -33,6 +37,9 @@ def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
     except NodeError as error:
         raise PreflightError(str(error)) from None
     except Exception as error:
+        versions = _MISMATCH.search(_text(error))
+        if versions:
+            raise PreflightError(_other_python(versions[1], versions[2], _text(error))) from None
         raise _lost(order, f"the gang was lost: {_reason(error)}") from error
     for header, _ in rows:
         if header["kind"] == "error":
@@ -57,12 +64,25 @@ def _lost(order: Order, message: str) -> TrainingFailed:
     return TrainingFailed(failures, order.run_id)
 
 
+def _other_python(worker: str, driver: str, text: str) -> str:
+    host = re.search(r"TID \d+\) \((\S+)", text)
+    where = f" ({host[1]})" if host else ""
+    return (
+        f"the executors{where} run Python {worker}, the driver runs Python {driver}. "
+        f"Have Spark use Python {driver} there: PYSPARK_PYTHON or spark.pyspark.python names it, and "
+        "environment= cannot change it."
+    )
+
+
 def _reason(error: BaseException) -> str:
     """Returns what Spark says of a job that ended, without the JVM's own stack."""
-    java = getattr(error, "java_exception", None)  # py4j hides the message behind a call's name
-    text = str(java.getMessage()) if java else values.safe_text(error)
-    lines = [line for line in text.splitlines() if not line.startswith("\tat ")]
+    lines = [line for line in _text(error).splitlines() if not line.startswith("\tat ")]
     return "\n".join(lines[:_REASON_LINES]) or values.type_name(error)
+
+
+def _text(error: BaseException) -> str:
+    java = getattr(error, "java_exception", None)  # py4j hides the message behind a call's name
+    return str(java.getMessage()) if java else values.safe_text(error)
 
 
 def _failures(rows: list[Row], board: Board) -> dict[int, Failure]:

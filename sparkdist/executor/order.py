@@ -28,6 +28,22 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Packages:
+    """The ranks' Python packages, in a folder that was unpacked from an archive.
+
+    Attributes:
+        name: The folder's name, which holds the archive's digest.
+        label: What the user calls it, for messages.
+        python: Path of its interpreter within the folder; "" where the folder holds packages for
+            the node's own interpreter.
+    """
+
+    name: str
+    label: str
+    python: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Order:
     """One attempt of a run, as data.
 
@@ -50,6 +66,9 @@ class Order:
         idle_timeout: Seconds without a run after which a forkserver ends.
         host: The driver's own place for forkservers where executors are in its JVM, so that it
             can start one before Spark has started its Python workers; else None.
+        packages: The environment that travels with the application, or None for the nodes' own.
+        versions: What the driver has and nodes must have too: versions by name, such as "Python".
+        modules: Installed modules that the user's code imports on its way to its first line.
     """
 
     run_id: str
@@ -68,6 +87,9 @@ class Order:
     logs: str
     idle_timeout: float
     host: Host | None = None
+    packages: Packages | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Returns the order as JSON."""
@@ -77,9 +99,11 @@ class Order:
     def from_json(cls, text: str) -> Order:
         """Makes the order that `to_json` wrote."""
         fields = json.loads(text)
-        for name in ("launcher_args", "script", "control"):
+        for name in ("launcher_args", "script", "control", "modules"):
             if fields[name] is not None:
                 fields[name] = tuple(fields[name])
         if fields["host"] is not None:
             fields["host"] = Host(**fields["host"])
+        if fields["packages"] is not None:
+            fields["packages"] = Packages(**fields["packages"])
         return cls(**fields)

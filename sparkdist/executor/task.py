@@ -18,9 +18,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pyspark
-from pyspark import BarrierTaskContext
+from pyspark import BarrierTaskContext, SparkFiles
 
-from sparkdist.executor import topology
+from sparkdist.executor import packages, topology
 from sparkdist.executor.leader import Row, Site, lead
 from sparkdist.executor.link import Link, dial
 from sparkdist.executor.order import Host, NodeError, Order
@@ -84,6 +84,8 @@ def _site(order: Order, root: str) -> Site:
         sys_path=path,
         cwd=os.getcwd(),
         start_environ=_without_zipped_pyspark(),
+        packages=packages.folder_of(order.packages, Path(SparkFiles.getRootDirectory()).absolute()),
+        pyspark=tuple(os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p),
     )
 
 
