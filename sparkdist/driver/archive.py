@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import tarfile
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _PYTHONS = ("bin/python", "bin/python3")
+_DAMAGES = (tarfile.TarError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
 _LOCK = threading.Lock()
 _SENT: set[tuple[str, str]] = set()  # (application or Connect session, name)
 
@@ -76,7 +78,7 @@ def _examine(path: Path, _inode: int, _size: int, _mtime: int) -> Content:
             names.add(_normal(member.name))
             if member.is_link:
                 links.add(_normal(member.name))
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except _DAMAGES as error:
         raise ConfigurationError(
             f"environment: {str(path)!r} is damaged or not an archive ({type(error).__name__}: {error}). "
             "Pack it again."
@@ -103,6 +105,8 @@ def _tar_members(path: Path) -> Iterator[_Member]:
             if not (info.isreg() or info.isdir() or info.issym() or info.islnk()):
                 raise ConfigurationError(f"environment: {str(path)!r} holds the device {info.name!r}")
             yield _Member(info.name, info.issym(), info.linkname if info.islnk() else "")
+        while tar.fileobj and tar.fileobj.read(1 << 20):
+            pass  # up to the checksum, which lies behind the last member
 
 
 def _zip_members(path: Path) -> Iterator[_Member]:
@@ -154,26 +158,25 @@ def send(session: SparkSession, archive: Path, name: str) -> None:
 
 
 def unpacked(archive: Path, name: str) -> Path:
-    """Unpacks an archive for ranks on the driver, once; returns the folder that holds its own.
+    """Unpacks an archive for ranks on the driver, once; returns the folder.
 
     Raises:
         PreflightError: It cannot be unpacked.
     """
-    root = own_folder(os.getpid()) / "environments"
+    home = own_folder(os.getpid())
+    folder = home / name
     with _LOCK:
-        root.mkdir(mode=0o700, exist_ok=True)
-        if not (root / name).exists():
-            fresh = Path(tempfile.mkdtemp(dir=root))
+        if not folder.exists():
+            fresh = Path(tempfile.mkdtemp(dir=home))
             try:
                 _unpack(archive, fresh)
-                fresh.rename(root / name)
+                fresh.rename(folder)
             except OSError as error:
-                raise PreflightError(
-                    f"the environment {str(archive)!r} cannot be unpacked in {root}: {error}"
-                ) from error
-            finally:
                 shutil.rmtree(fresh, ignore_errors=True)
-    return root
+                raise PreflightError(
+                    f"the environment {str(archive)!r} cannot be unpacked: {error}"
+                ) from error
+    return folder
 
 
 def _unpack(path: Path, folder: Path) -> None:

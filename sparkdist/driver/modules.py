@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
 from importlib.util import find_spec, resolve_name, spec_from_file_location
 from pathlib import Path
 
-from sparkdist.executor.checks import find_in, is_there
+from sparkdist.executor.checks import find_in, missing_part
 
 # Executors have these, or get them otherwise, wherever the driver has them from.
 _NEVER = frozenset({"__main__", "__mp_main__", "sparkdist", "pyspark", "py4j"})
@@ -83,7 +83,7 @@ class Finder:
                 if not _is_namespace(spec):
                     package = prefix if spec.submodule_search_locations else prefix.rpartition(".")[0]
                     todo += _imports(Path(spec.origin or ""), package, at_once=True)
-            if (not chain or chain[-1][0] != name) and is_there(name):
+            if (not chain or chain[-1][0] != name) and not missing_part(name):
                 yield name
 
     def _resolve(self, name: str) -> Iterator[tuple[str, ModuleSpec]]:

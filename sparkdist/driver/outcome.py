@@ -21,7 +21,7 @@ _TOO_LARGE = (
 )
 
 # How Spark itself says that a worker's Python is not the driver's, before any of our code runs there.
-_MISMATCH = re.compile(r"PYTHON_VERSION_MISMATCH\D*?(\d+\.\d+)\D*?(\d+\.\d+)")
+_MISMATCH = re.compile(r"PYTHON_VERSION_MISMATCH\D*(\d+)\D{1,2}(\d+)\D+(\d+\.\d+)")
 
 
 def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
@@ -37,9 +37,9 @@ def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
     except NodeError as error:
         raise PreflightError(str(error)) from None
     except Exception as error:
-        versions = _MISMATCH.search(_text(error))
-        if versions:
-            raise PreflightError(_other_python(versions[1], versions[2], _text(error))) from None
+        found = _MISMATCH.search(_text(error))
+        if found:
+            raise PreflightError(_other_python(f"{found[1]}.{found[2]}", found[3])) from None
         raise _lost(order, f"the gang was lost: {_reason(error)}") from error
     for header, _ in rows:
         if header["kind"] == "error":
@@ -64,13 +64,11 @@ def _lost(order: Order, message: str) -> TrainingFailed:
     return TrainingFailed(failures, order.run_id)
 
 
-def _other_python(worker: str, driver: str, text: str) -> str:
-    host = re.search(r"TID \d+\) \((\S+)", text)
-    where = f" ({host[1]})" if host else ""
+def _other_python(worker: str, driver: str) -> str:
     return (
-        f"the executors{where} run Python {worker}, the driver runs Python {driver}. "
-        f"Have Spark use Python {driver} there: PYSPARK_PYTHON or spark.pyspark.python names it, and "
-        "environment= cannot change it."
+        f"the executors run Python {worker}, the driver runs Python {driver}. Have Spark use Python {driver} "
+        "for its own workers there: PYSPARK_PYTHON or spark.pyspark.python names it. environment= is for the "
+        "ranks below them."
     )
 
 

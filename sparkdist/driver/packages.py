@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sparkdist.driver import requirements
 from sparkdist.driver.archive import examine, send, unpacked
 from sparkdist.errors import ConfigurationError, PreflightError
-from sparkdist.executor.checks import IMPORTED, PYTHON, version_of
+from sparkdist.executor.checks import CLOUDPICKLE, PYTHON, version_of
 from sparkdist.executor.order import Order, Packages
 
 if TYPE_CHECKING:
@@ -77,6 +77,6 @@ def _prepare(setting: Path | tuple[str, ...]) -> tuple[Path, Packages]:
 def _versions(distribution: str | None) -> dict[str, str]:
     """Returns the versions that nodes must have too, as far as the driver has them."""
     importlib.import_module("pyspark.cloudpickle")
-    names = [PYTHON, *([distribution] if distribution else []), *IMPORTED]
+    names = [PYTHON, *([distribution] if distribution else []), "pyspark", CLOUDPICKLE]
     found = {name: version_of(name) for name in names}
     return {name: version for name, version in found.items() if version}

@@ -11,8 +11,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 
 PYTHON, CLOUDPICKLE = "Python", "pyspark's cloudpickle"  # names of versions that are no package's
-
-IMPORTED = ("pyspark", CLOUDPICKLE)  # whose versions show once they are imported: a zip has no metadata
+_MODULES = {"pyspark": "pyspark", CLOUDPICKLE: "pyspark.cloudpickle"}
 
 
 def version_of(name: str) -> str | None:
@@ -23,16 +22,19 @@ def version_of(name: str) -> str | None:
     """
     if name == PYTHON:
         return ".".join(map(str, sys.version_info[:2]))
-    module = {"pyspark": "pyspark", CLOUDPICKLE: "pyspark.cloudpickle"}.get(name)
     try:
-        version = sys.modules[module].__version__ if module else metadata.version(name)
-    except (KeyError, AttributeError, metadata.PackageNotFoundError):
-        return None
-    return str(version).partition("+")[0]
+        # pyspark by the module: Spark delivers it as a zip, beside whatever is installed.
+        version = None if name in _MODULES else metadata.version(name)
+    except metadata.PackageNotFoundError:
+        version = None
+    version = version or getattr(sys.modules.get(_MODULES.get(name, name)), "__version__", None)
+    return str(version).partition("+")[0] if version else None
 
 
 def difference(versions: Mapping[str, str], remedy: str) -> str:
     """Says what of this interpreter differs from the driver's versions, or "".
+
+    What is there but does not say its version, or not before it is imported, counts as equal.
 
     Args:
         versions: The driver's, by name.
@@ -40,12 +42,13 @@ def difference(versions: Mapping[str, str], remedy: str) -> str:
     """
     for name, wanted in versions.items():
         found = version_of(name)
-        if found != wanted:
-            what = f"has {name} {found}" if found else f"has no {name}"
-            return (
-                f"the Python of {socket.gethostname()} ({sys.executable}) {what}, the driver has {name} "
-                f"{wanted}. {remedy}"
-            )
+        if found == wanted or (not found and not missing_part(_MODULES.get(name, name))):
+            continue
+        what = f"has {name} {found}" if found else f"has no {name}"
+        return (
+            f"the Python of {socket.gethostname()} ({sys.executable}) {what}, the driver has {name} "
+            f"{wanted}. {remedy}"
+        )
     return ""
 
 
@@ -64,27 +67,28 @@ def remedy(environment: str) -> str:
 
 
 def first_missing(modules: Iterable[str], path: list[str]) -> str | None:
-    """Returns the first of the modules that cannot be found on `path`, without importing any."""
+    """Returns the first module that cannot be found on `path`, or the package it is in if that cannot."""
     before = sys.path[:]
     sys.path[:] = path
     try:
-        return next((name for name in modules if not is_there(name)), None)
+        return next(filter(None, map(missing_part, modules)), None)
     finally:
         sys.path[:] = before
 
 
-def is_there(name: str) -> bool:
-    """Says whether there is a module of that name, without importing it or a package that it is in."""
+def missing_part(name: str) -> str | None:
+    """Returns the first of a module's packages and itself that cannot be found; imports none of them."""
     top, *rest = name.split(".")
     try:
         spec = find_spec(top)
     except (ImportError, ValueError):
-        return top in sys.modules  # a module that somebody made by hand has no spec
-    for end in range(1, len(rest) + 1):
-        if spec is None or spec.submodule_search_locations is None:
-            return False
-        spec = find_in(".".join([top, *rest[:end]]), spec.submodule_search_locations)
-    return spec is not None
+        return None if top in sys.modules else top  # made by hand, it has no spec
+    for part in rest:
+        if spec is None:
+            return top
+        top = f"{top}.{part}"
+        spec = find_in(top, spec.submodule_search_locations or ())
+    return None if spec else top
 
 
 def find_in(name: str, folders: Iterable[str]) -> ModuleSpec | None:

@@ -100,12 +100,10 @@ def _start_over(arguments: dict[str, Any]) -> NoReturn:
 def _prepare(arguments: dict[str, Any]) -> str:
     """Imports what ranks will need; returns why they cannot run in this interpreter, or ""."""
     versions, remedy = arguments["versions"], checks.remedy(arguments["environment"])
-    imported = {name: versions[name] for name in checks.IMPORTED if name in versions}
-    installed = {name: version for name, version in versions.items() if name not in imported}
     return (
-        checks.difference(installed, remedy)
+        checks.difference(versions, remedy)
         or _import(arguments["preload"], remedy)
-        or checks.difference(imported, remedy)
+        or checks.difference(versions, remedy)  # some show only now
     )
 
 

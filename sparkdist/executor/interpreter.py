@@ -32,7 +32,7 @@ def make_ready(python: str, label: str, versions: Mapping[str, str]) -> None:
         NodeError: It does not run, or is of another version.
     """
     _unpack_conda(python, label)
-    found, wanted = _run([python, "-I", "-c", _VERSION], label, _ELSEWHERE), versions.get(PYTHON)
+    found, wanted = _run("its Python", [python, "-I", "-c", _VERSION], label), versions.get(PYTHON)
     if wanted and found != wanted:
         link = f" (a link to {os.path.realpath(python)})" if os.path.islink(python) else ""
         raise NodeError(
@@ -51,13 +51,13 @@ def _unpack_conda(python: str, label: str) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)  # servers of several kinds may start at once
         if not done.exists():
-            _run([python, str(script)], label, "Pack it again with conda-pack.")
+            _run("its conda-unpack", [python, str(script)], label)
             done.touch()
     finally:
         os.close(fd)
 
 
-def _run(command: list[str], label: str, remedy: str) -> str:
+def _run(what: str, command: list[str], label: str) -> str:
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     try:
         done = subprocess.run(command, env=environ, cwd="/", capture_output=True, timeout=_RUN_TIME)
@@ -69,6 +69,6 @@ def _run(command: list[str], label: str, remedy: str) -> str:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"code {done.returncode}"
     raise NodeError(
-        f"the environment {label} cannot be used on {socket.gethostname()}: its Python, "
-        f"{os.path.realpath(command[0])}, does not run {command[1]}: {reason}. {remedy}"
+        f"the environment {label} cannot be used on {socket.gethostname()}: {what} does not run in "
+        f"{os.path.realpath(command[0])} ({reason}). {_ELSEWHERE}"
     )
