@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from sparkdist.driver.local import own_folder
 from sparkdist.driver.session import is_connect
 from sparkdist.errors import ConfigurationError, PreflightError
-from sparkdist.executor.unpack import unpack
 from sparkdist.settings import ARCHIVES
 
 if TYPE_CHECKING:
@@ -181,7 +180,11 @@ def unpacked(archive: Path, name: str) -> Path:
 
 def _unpack(path: Path, folder: Path) -> None:
     if path.suffix == ".zip":
-        unpack(path, folder)
+        with zipfile.ZipFile(path) as parts:
+            for info in parts.infolist():  # extractall would make nothing executable
+                target = parts.extract(info, folder)
+                if not info.is_dir():
+                    os.chmod(target, 0o700 if info.external_attr >> 16 & 0o111 else 0o600)
         return
     with tarfile.open(path, "r:gz") as tar:
         # Its members have been checked; the stricter filters refuse the links of a venv.

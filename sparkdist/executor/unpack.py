@@ -9,14 +9,14 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 
-def unpack(source: bytes | Path, folder: Path) -> None:
+def unpack(data: bytes, folder: Path) -> None:
     """Unpacks a parcel.
 
     Folders become 0700 and files 0600, or 0700 where they were executable. Nothing that exists is
     overwritten.
 
     Args:
-        source: A zip, or its file, or nothing.
+        data: A zip, or nothing.
         folder: Where to; it is made if it does not exist.
 
     Raises:
@@ -24,9 +24,9 @@ def unpack(source: bytes | Path, folder: Path) -> None:
         FileExistsError: A file exists already.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not source:
+    if not data:
         return
-    with zipfile.ZipFile(io.BytesIO(source) if isinstance(source, bytes) else source) as parcel:
+    with zipfile.ZipFile(io.BytesIO(data)) as parcel:
         targets = [(info, _target(info.filename, folder)) for info in parcel.infolist()]
         for info, target in targets:
             if info.is_dir():
@@ -36,8 +36,8 @@ def unpack(source: bytes | Path, folder: Path) -> None:
             executable = (info.external_attr >> 16) & 0o111
             # O_EXCL follows no link that somebody may have put there.
             opened = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700 if executable else 0o600)
-            with os.fdopen(opened, "wb") as out, parcel.open(info) as file:
-                shutil.copyfileobj(file, out)
+            with os.fdopen(opened, "wb") as out, parcel.open(info) as source:
+                shutil.copyfileobj(source, out)
 
 
 def _target(name: str, folder: Path) -> Path:
