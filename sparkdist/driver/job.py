@@ -92,6 +92,8 @@ class BarrierJob:
         context = self._context
         if not is_local(context.master) or shutil.which(context.pythonExec) != sys.executable:
             return self._order
+        if self._order.packages:
+            return self._order  # Spark unpacks an archive anew for the first task that needs it
         base = own_folder(os.getpid())
         host = Host(base=str(base), root=unpack_package(str(base), *package_zip()), pid=os.getpid())
         order = replace(self._order, host=host)

@@ -10,7 +10,7 @@ import pytest
 
 from sparkdist import Launcher, PreflightError
 
-LEGACY = "spark.sql.legacy.setCommandRejectsSparkCoreConfs"  # else Spark refuses to set such confs at run time
+LEGACY = "spark.sql.legacy.setCommandRejectsSparkCoreConfs"  # or Spark refuses to set such a conf
 
 SetConf = Callable[[str, object], None]
 
