@@ -84,7 +84,8 @@ def distributor(module: str) -> Callable[[], Figures]:
 
 SUBJECTS = {
     name: Subject(
-        f"{module}.TorchDistributor(2, local_mode=False, use_gpu=False).run(make, {SIZE}); JVM: {HEAP}",
+        f"{module}.TorchDistributor(2, local_mode=False, use_gpu=False).run(make, {SIZE}), "
+        f"spark.driver.memory={HEAP}",
         partial(distributor, module),
     )
     for name, module in (("sparkdist", OURS), ("pyspark", PYSPARK))

@@ -12,17 +12,20 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from sparkdist import frameworks
-from sparkdist.driver import devices, outcome, preflight, session
+from sparkdist.driver import devices, outcome, packages, preflight, session
 from sparkdist.driver.attempt import Gang, run_attempt
 from sparkdist.driver.board import Board
 from sparkdist.driver.closure import capture
+from sparkdist.driver.connect import ConnectJob
 from sparkdist.driver.environment import for_ranks
 from sparkdist.driver.job import BarrierJob
 from sparkdist.driver.local import LocalRun
+from sparkdist.driver.modules import Finder, imports_at_once
 from sparkdist.driver.parcel import Parcel, check_script, for_function, for_script
 from sparkdist.errors import ConfigurationError
 from sparkdist.executor.order import Order
@@ -111,7 +114,7 @@ class Launcher:
             closure = capture(entry, args, dict(kwargs), session.carry_limit(spark))
             # On the driver its modules are where they are.
             parcel = for_function(closure.modules if spark else frozenset(), ship)
-            return _Work(closure.data, parcel, None)
+            return _Work(closure.data, parcel, None, tuple(Finder().installed(closure.at_once)))
         if not isinstance(entry, (str, os.PathLike)):
             raise ConfigurationError(f"expected a function or the path of a script, not {entry!r}")
         if kwargs:
@@ -126,7 +129,8 @@ class Launcher:
         else:
             parcel = for_script(path, ship)
         assert parcel.script
-        return _Work(b"", parcel, (parcel.script, *map(str, args)))
+        at_once = Finder(path.resolve().parent).installed(imports_at_once(path))
+        return _Work(b"", parcel, (parcel.script, *map(str, args)), tuple(at_once))
 
     def _prepare(
         self, spark: SparkSession | None, work: _Work
@@ -153,7 +157,9 @@ class Launcher:
         function, parcel = work.function, work.parcel.data
         if spark is None:
             gpus = devices.driver_gpus(self.use_gpu, self.num_processes)
-            return order, lambda order: LocalRun(order, function, parcel, gpus), ("127.0.0.1", "127.0.0.1")
+            order, folder = self._equip(order, None, work)
+            local = partial(LocalRun, function=function, parcel=parcel, environ=gpus, packages=folder)
+            return order, local, ("127.0.0.1", "127.0.0.1")
         conf, profile = session.confs(spark), self.settings.resources
         per_task_gpus = devices.gpus_per_task(self.use_gpu, self.num_processes, conf, profile)
         per_task = self.framework.processes_per_task(per_task_gpus)
@@ -166,18 +172,25 @@ class Launcher:
             gpus_per_task=per_task_gpus,
             threads=max(1, session.cores_per_task(conf, profile) // per_task),
         )
-        host = conf("spark.driver.host") or "127.0.0.1"
-        endpoint = (conf("spark.driver.bindAddress") or host, host)
-        return order, lambda order: BarrierJob(spark, order, function, parcel, profile), endpoint
+        order, _ = self._equip(order, spark, work)
+        job = ConnectJob if session.is_connect(spark) else BarrierJob
+        endpoint = session.control_endpoint(spark, conf)
+        return order, lambda order: job(spark, conf, order, function, parcel, profile), endpoint
+
+    def _equip(self, order: Order, spark: SparkSession | None, work: _Work) -> tuple[Order, Path | None]:
+        return packages.equip(
+            order, self.settings.environment, spark, self.framework.distribution, work.modules
+        )
 
 
 @dataclass(frozen=True)
 class _Work:
-    """The user's code in bytes: a pickled function, or a script's name and arguments."""
+    """The user's code in bytes: a pickled function, or a script's name and arguments; what it imports."""
 
     function: bytes
     parcel: Parcel
     script: tuple[str, ...] | None
+    modules: tuple[str, ...]
 
 
 def _timings(began: float, board: Board) -> Timings:

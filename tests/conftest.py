@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import uuid
 from collections.abc import Generator, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
+CONNECT_TESTS = Path(__file__).with_name("connect")
 
 # Whatever a test starts, Spark's JVM and its Python workers included, inherits this.
 os.environ.setdefault(support.TEST_MARKER, uuid.uuid4().hex)
@@ -44,6 +46,14 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves tests/connect out unless it was named: a process holds a classic session or Connect's."""
+    if collection_path != CONNECT_TESTS:
+        return None
+    named = (Path(arg.partition("::")[0]).absolute() for arg in config.args)
+    return None if any(path.is_relative_to(CONNECT_TESTS) for path in named) else True
+
+
 @pytest.fixture
 def clean(request: pytest.FixtureRequest) -> Iterator[None]:
     """Asserts that the test left this process as it was, no socket, and within 5 s no process."""
@@ -56,6 +66,27 @@ def clean(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.fail(f"of a run, these still live:\n{support.describe(support.run_processes())}")
     # After the processes: what a rank still held would not be ours to blame.
     assert support.listeners() - listening == set()
+
+
+class OtherPython(NamedTuple):
+    """An interpreter of another minor version than this one."""
+
+    path: Path
+    version: str
+
+
+@pytest.fixture(scope="session")
+def other_python() -> OtherPython:
+    """A real interpreter of another minor version, from PATH or among pyenv's; without one, a skip."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    folders = [Path(p) for p in os.environ["PATH"].split(os.pathsep)] + sorted(pyenv.glob("*/bin"))
+    show = "import sys; print(sys.executable, '%d.%d' % sys.version_info[:2])"
+    for path in (found for folder in folders for found in folder.glob("python3.1[0-9]")):
+        done = subprocess.run([path, "-c", show], capture_output=True, text=True)
+        executable, _, version = done.stdout.strip().rpartition(" ")
+        if executable and version != "{}.{}".format(*sys.version_info):
+            return OtherPython(Path(executable), version)
+    pytest.skip("no Python of another minor version is installed")
 
 
 # --- a skipped test is a failure in CI ----------------------------------------------------------

@@ -6,7 +6,7 @@ may refer to nothing but the standard library.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
@@ -42,6 +42,26 @@ def bootstrap(
             return list(run_task(order, function, parcel, root))
         finally:
             sys.path.remove(root)
+
+    return run
+
+
+def arrow_bootstrap(*args: Any) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """Returns the same for a job over Arrow batches, each row as a batch of `header` (JSON) and `body`.
+
+    Args:
+        *args: What `bootstrap` takes.
+    """
+    rows = bootstrap(*args)
+
+    def run(batches: Iterable[Any]) -> Iterator[Any]:
+        import json
+
+        import pyarrow
+
+        for header, body in rows(batches):
+            columns = [pyarrow.array([json.dumps(header)]), pyarrow.array([body], pyarrow.binary())]
+            yield pyarrow.RecordBatch.from_arrays(columns, names=["header", "body"])
 
     return run
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import resolve_name
-from types import CodeType, FunctionType, ModuleType
+from itertools import takewhile
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from sparkdist import values
@@ -16,6 +19,7 @@ from sparkdist.driver.blame import Call, find_culprit, find_largest, instruction
 from sparkdist.driver.refusals import Kind, Refused, kind_of
 from sparkdist.errors import ConfigurationError
 
+_JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 WARN_ABOVE = 10_000_000  # bytes
 _SMALLER = (
     "Load it inside the function from storage that every rank can read, or write it to a file "
@@ -31,10 +35,12 @@ class Closure:
         data: What `values.loads` turns into `(function, args, kwargs)` on a rank.
         modules: Names of modules that it needs there; some may not exist, since
             `from package import name` does not say whether `name` is a module.
+        at_once: Those of them that unpickling imports, or the function before it can branch.
     """
 
     data: bytes
     modules: frozenset[str]
+    at_once: tuple[str, ...] = ()
 
 
 def capture(
@@ -66,7 +72,7 @@ def capture(
     except Exception as error:
         raise ConfigurationError(_refusal(call, error)) from error
     _check_size(call, len(data), carry_limit)
-    return Closure(data, frozenset(watch.modules))
+    return Closure(data, frozenset(watch.modules), (*watch.at_once, *_imports_at_once(function)))
 
 
 class _Watch:
@@ -74,6 +80,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
+        self.at_once: dict[str, None] = {}
         # By type: its kind, and whether pickle may refer to its instances by name.
         self._types: dict[type, tuple[Kind | None, bool]] = {}
 
@@ -88,22 +95,45 @@ class _Watch:
         if kind:
             raise Refused(kind)
         if isinstance(obj, ModuleType):
-            self.modules.add(obj.__name__)
+            self._note_at_once(obj.__name__)
         elif named and reduced is NotImplemented:
-            self._note(getattr(obj, "__module__", None))
+            self._note_at_once(getattr(obj, "__module__", None))
         elif isinstance(obj, FunctionType):
             self._note(*_imports(obj.__code__, obj.__globals__.get("__package__")))
         return reduced
+
+    def _note_at_once(self, name: object) -> None:
+        self._note(name)
+        if isinstance(name, str):
+            self.at_once[name] = None
 
     def _note(self, *names: object) -> None:
         self.modules.update(name for name in names if isinstance(name, str))
 
 
+def _imports_at_once(function: object) -> Iterator[str]:
+    """Yields the modules that a call imports for certain: before the code branches, in no `try`."""
+    while isinstance(function, functools.partial | MethodType):
+        function = function.func if isinstance(function, functools.partial) else function.__func__
+    if not isinstance(function, FunctionType) or inspect.isgeneratorfunction(function):
+        return
+    code = dis.Bytecode(function.__code__)
+    guarded = [(entry.start, entry.end) for entry in code.exception_entries]  # type: ignore[attr-defined]
+    plain = (step for step in code if step.opname != "EXTENDED_ARG")
+    steps = list(takewhile(lambda step: step.opcode not in _JUMPS, plain))
+    sure = [not any(start <= step.offset < end for start, end in guarded) for step in steps]
+    yield from _named(steps, sure, function.__globals__.get("__package__"))
+
+
 def _imports(code: CodeType, package: str | None) -> Iterator[str]:
     """Yields the modules that the import statements in a function's code may mean."""
     steps = list(instructions(code))
+    yield from _named(steps, [True] * len(steps), package)
+
+
+def _named(steps: list[dis.Instruction], counted: list[bool], package: str | None) -> Iterator[str]:
     for i, step in enumerate(steps):
-        if step.opname != "IMPORT_NAME":
+        if step.opname != "IMPORT_NAME" or not counted[i]:
             continue
         # The compiler pushes the level, 0 for an absolute import, and then the names after `import`.
         level, names = steps[i - 2].argval, steps[i - 1].argval

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sparkdist.driver.session import Confs
 from sparkdist.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def driver_gpus(use_gpu: bool | None, num_processes: int) -> dict[str, str]:
 def gpus_per_task(
     use_gpu: bool | None,
     num_processes: int,
-    conf: Callable[[str], str | None],
+    conf: Confs,
     profile: ResourceProfile | None,
 ) -> int:
     """Returns how many GPUs Spark gives each task of the gang, each for a rank; 0 for ranks on the CPU.

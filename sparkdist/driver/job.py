@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparkdist.driver.bootstrap import bootstrap, unpack_package
+from sparkdist.driver.bootstrap import arrow_bootstrap, bootstrap, unpack_package
+from sparkdist.driver.idle import idle_workers_spared, kills_idle_workers
 from sparkdist.driver.local import IMPORTING, own_folder
 from sparkdist.driver.parcel import package_zip
-from sparkdist.driver.session import is_local
+from sparkdist.driver.session import Confs, is_local
 from sparkdist.executor.leader import Row, Site, warm_up, without_secrets
 from sparkdist.executor.order import Host, Order
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
+T = TypeVar("T")
+
+ROW_SCHEMA = "header string, body binary"  # of rows as a DataFrame
 _ANSWER_TIME = 1.0  # s
 _WARMED: set[tuple[str, str, str]] = set()  # (application, framework, launcher)
 
@@ -37,12 +42,14 @@ class BarrierJob:
     def __init__(
         self,
         session: SparkSession,
+        conf: Confs,
         order: Order,
         function: bytes,
         parcel: bytes,
         profile: ResourceProfile | None,
     ) -> None:
         self._session = session
+        self._conf = conf
         self._context = session.sparkContext
         self._order = order
         self._function = function
@@ -58,14 +65,23 @@ class BarrierJob:
                 was cancelled. Ranks' failures are rows.
         """
         order = self._share_host()
-        mapped = _by_value(*package_zip(), order.to_json(), self._function, self._parcel)
-        tasks = self._order.tasks
         description = f"sparkdist run {self._order.run_id}: {self._order.world_size} ranks"
         self._context.setJobGroup(self._group, description, interruptOnCancel=False)
-        rdd = self._context.parallelize(range(tasks), tasks).barrier().mapPartitions(mapped)
+        args = (*package_zip(), order.to_json(), self._function, self._parcel)
+        if kills_idle_workers(self._conf):
+            return self._run_as_dataframe(by_value(arrow_bootstrap, *args))
+        tasks = self._context.parallelize(range(order.tasks), order.tasks)
+        rdd = tasks.barrier().mapPartitions(by_value(bootstrap, *args))
         if self._profile is not None:
             rdd = rdd.withResources(self._profile)
         return list(rdd.collect())
+
+    def _run_as_dataframe(self, mapped: Callable[[Iterable[Any]], Iterator[Any]]) -> list[Row]:
+        """Runs the job where Spark kills idle workers: only for a DataFrame that can be switched off."""
+        numbers = self._session.range(0, self._order.tasks, 1, self._order.tasks)
+        with idle_workers_spared(self._session, self._conf):
+            frame = numbers.mapInArrow(mapped, ROW_SCHEMA, barrier=True, profile=self._profile)
+            return [(json.loads(row["header"]), bytes(row["body"])) for row in frame.collect()]
 
     def _share_host(self) -> Order:
         """On a local master, has the framework imported while Spark starts its first Python workers.
@@ -76,6 +92,8 @@ class BarrierJob:
         context = self._context
         if not is_local(context.master) or shutil.which(context.pythonExec) != sys.executable:
             return self._order
+        if self._order.packages:
+            return self._order  # Spark unpacks an archive anew for the first task that needs it
         base = own_folder(os.getpid())
         host = Host(base=str(base), root=unpack_package(str(base), *package_zip()), pid=os.getpid())
         order = replace(self._order, host=host)
@@ -92,7 +110,7 @@ class BarrierJob:
 
     def is_unheard(self) -> bool:
         """Says whether tasks are running that may be unable to reach the driver."""
-        if is_local(self._context.master) and _answers(self._order.control):
+        if is_local(self._context.master) and answers(self._order.control):
             return False  # they are on this host, and would reach it
         return self._holds_slots()
 
@@ -116,7 +134,8 @@ class BarrierJob:
         return InheritableThread(target)
 
 
-def _answers(address: tuple[str, int] | None) -> bool:
+def answers(address: tuple[str, int] | None) -> bool:
+    """Says whether somebody listens at an address."""
     try:
         socket.create_connection(address or ("", 0), timeout=_ANSWER_TIME).close()
     except OSError:
@@ -124,11 +143,11 @@ def _answers(address: tuple[str, int] | None) -> bool:
     return True
 
 
-def _by_value(*args: Any) -> Callable[[Iterable[Any]], Iterable[Any]]:
-    """Returns the bootstrap such that Spark pickles it by value: executors may lack this package."""
+def by_value(make: Callable[..., T], *args: Any) -> T:
+    """Returns a bootstrap such that Spark pickles it by value: executors may lack this package."""
     from pyspark import cloudpickle
 
     from sparkdist.driver import bootstrap as module
 
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    return bootstrap(*args)
+    return make(*args)

@@ -11,24 +11,44 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
+from sparkdist.driver.bootstrap import unpack_package
+from sparkdist.driver.parcel import package_zip
 from sparkdist.executor.leader import Row, Site, lead
 from sparkdist.executor.order import Order
 from sparkdist.executor.topology import Node
 from sparkdist.executor.warm import HOME
 
+_ROOT = str(Path(__file__).absolute().parents[2])
 IMPORTING = "still importing the framework"
 
 
 class LocalRun:
-    """One attempt on the driver."""
+    """One attempt on the driver.
 
-    def __init__(self, order: Order, function: bytes, parcel: bytes, environ: Mapping[str, str]) -> None:
+    Args:
+        order: The attempt.
+        function: The pickled function and its arguments; empty for a script.
+        parcel: A zip of what ranks get as files.
+        environ: Variables that ranks get beyond the driver's own.
+        packages: The folder in which the order's environment was unpacked, or None without one.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        function: bytes,
+        parcel: bytes,
+        environ: Mapping[str, str],
+        packages: Path | None = None,
+    ) -> None:
         self._order = order
         self._function = function
         self._parcel = parcel
         self._environ = environ
+        self._packages = packages
         self._agent: socket.socket | None = None
         self._cancelled = False
 
@@ -43,13 +63,18 @@ class LocalRun:
         return [*rows, ({"kind": "task", "partition": 0}, b"")]
 
     def _site(self) -> Site:
+        base = own_folder(os.getpid())
+        # With an environment, not the folder that this package is in: it may hold all of the driver's.
+        root = unpack_package(str(base), *package_zip()) if self._packages else _ROOT
         return Site(
-            root=str(Path(__file__).absolute().parents[2]),
-            base=own_folder(os.getpid()),
+            root=root,
+            base=base,
             parent=os.getpid(),
             sys_path=tuple(os.path.abspath(entry) for entry in sys.path),
             cwd=os.getcwd(),
             environ=dict(self._environ),
+            packages=self._packages,
+            pyspark=_pyspark() if self._packages else (),
         )
 
     def _connected(self, agent: socket.socket) -> None:
@@ -77,6 +102,16 @@ class LocalRun:
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         """Returns a plain thread."""
         return threading.Thread(target=target, name="sparkdist-run", daemon=True)
+
+
+def _pyspark() -> tuple[str, ...]:
+    """Returns from where an environment without pyspark may import the driver's, and nothing else."""
+    spec = find_spec("pyspark")
+    folder = Path((spec and spec.origin) or "").parent
+    # Installed by pip, or part of a Spark distribution.
+    return tuple(
+        str(path) for lib in ("python/lib", "../lib") for path in sorted((folder / lib).glob("*.zip"))
+    )
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import os
-import pkgutil
 import sys
 import sysconfig
 import warnings
@@ -16,10 +15,12 @@ from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
 from importlib.util import find_spec, resolve_name, spec_from_file_location
 from pathlib import Path
 
+from sparkdist.executor.checks import find_in, missing_part
+
 # Executors have these, or get them otherwise, wherever the driver has them from.
 _NEVER = frozenset({"__main__", "__mp_main__", "sparkdist", "pyspark", "py4j"})
 
-Statement = tuple[int, str, tuple[str, ...]]  # level, module, names
+Statement = tuple[int, str, tuple[str, ...], bool]  # level, module, names, whether on a file's top level
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,33 @@ class Finder:
                 # Only after the unit was taken: a folder that is too large ends it before.
                 todo += dict.fromkeys(_imports_of_unit(name, spec))
 
+    def installed(self, names: Iterable[str]) -> Iterator[str]:
+        """Yields the installed modules among those named and those that the user's own import for certain.
+
+        Without the standard library, and without what this process has not got either.
+        """
+        todo, done = list(names), set[str]()
+        for name in todo:  # which grows
+            if name in done or name.partition(".")[0] in sys.stdlib_module_names | _NEVER:
+                continue
+            done.add(name)
+            chain = list(self._chain(name))
+            for prefix, spec in chain:
+                if not _is_namespace(spec):
+                    package = prefix if spec.submodule_search_locations else prefix.rpartition(".")[0]
+                    todo += _imports(Path(spec.origin or ""), package, at_once=True)
+            if (not chain or chain[-1][0] != name) and not missing_part(name):
+                yield name
+
     def _resolve(self, name: str) -> Iterator[tuple[str, ModuleSpec]]:
         """Yields the namespace packages above a module, then itself or the package it is in."""
+        for prefix, spec in self._chain(name):
+            yield prefix, spec
+            if not _is_namespace(spec):
+                return
+
+    def _chain(self, name: str) -> Iterator[tuple[str, ModuleSpec]]:
+        """Yields the packages above a module and itself, as far as they are the user's own."""
         parts = name.split(".")
         above: ModuleSpec | None = None
         for end in range(1, len(parts) + 1):
@@ -79,16 +105,14 @@ class Finder:
             if above is None or not _is_users(above):
                 return
             yield prefix, above
-            if not _is_namespace(above):
-                return
 
     def _find(self, name: str, above: ModuleSpec | None) -> ModuleSpec | None:
         if name in _NEVER:
             return None
         if above is not None:
-            return _find_in(name, above.submodule_search_locations or ())
+            return find_in(name, above.submodule_search_locations or ())
         if self._folder is not None:
-            return _find_in(name, [str(self._folder)])
+            return find_in(name, [str(self._folder)])
         return _find_top(name)
 
 
@@ -102,22 +126,6 @@ def _find_top(name: str) -> ModuleSpec | None:
     spec = getattr(module, "__spec__", None) or PathFinder.find_spec(name)
     file = getattr(module, "__file__", None)
     return spec or (spec_from_file_location(name, file) if file else None)
-
-
-def _find_in(name: str, folders: Iterable[str]) -> ModuleSpec | None:
-    # PathFinder would do the same, but its namespace packages need the package above to be imported.
-    portions: list[str] = []
-    for folder in folders:
-        finder = pkgutil.get_importer(folder)
-        spec = finder.find_spec(name) if finder else None
-        if spec and spec.loader:
-            return spec
-        portions += (spec and spec.submodule_search_locations) or ()
-    if not portions:
-        return None
-    spec = ModuleSpec(name, None, is_package=True)
-    spec.submodule_search_locations = portions
-    return spec
 
 
 def _is_namespace(spec: ModuleSpec) -> bool:
@@ -169,13 +177,20 @@ def _imports_of_unit(name: str, spec: ModuleSpec) -> Iterator[str]:
                     yield from _imports(Path(folder, file), package)
 
 
-def _imports(path: Path, package: str) -> Iterator[str]:
-    """Yields what a file's import statements, anywhere in it, may name as modules."""
+def imports_at_once(script: Path) -> Iterator[str]:
+    """Yields what a script imports for certain: on its top level, in no function, condition or `try`."""
+    return _imports(script, "", at_once=True)
+
+
+def _imports(path: Path, package: str, at_once: bool = False) -> Iterator[str]:
+    """Yields what a file's import statements, anywhere in it or on its top level, may name as modules."""
     try:
         status = path.stat()
     except OSError:
         return  # whoever packs the file says so
-    for level, module, names in _statements(str(path), status.st_mtime_ns, status.st_size):
+    for level, module, names, is_top in _statements(str(path), status.st_mtime_ns, status.st_size):
+        if at_once and not is_top:
+            continue
         try:
             target = resolve_name("." * level + module, package)
         except ImportError:
@@ -193,10 +208,11 @@ def _statements(path: str, _mtime: int, _size: int) -> tuple[Statement, ...]:
     except (OSError, SyntaxError, ValueError, RecursionError):
         return ()  # the rank that imports it reports it
     found: dict[Statement, None] = {}
+    top = set(tree.body)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= dict.fromkeys((0, alias.name, ()) for alias in node.names)
+            found |= dict.fromkeys((0, alias.name, (), node in top) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             names = tuple(alias.name for alias in node.names if alias.name != "*")
-            found[node.level, node.module or "", names] = None
+            found[node.level, node.module or "", names, node in top] = None
     return tuple(found)

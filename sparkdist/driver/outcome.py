@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any
 
 from sparkdist import values, wire
@@ -19,6 +20,9 @@ _TOO_LARGE = (
     "reach."
 )
 
+# How Spark itself says that a worker's Python is not the driver's, before any of our code runs there.
+_MISMATCH = re.compile(r"PYTHON_VERSION_MISMATCH\D*(\d+)\D{1,2}(\d+)\D+(\d+\.\d+)")
+
 
 def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
     """Returns every rank's result, in rank order.
@@ -32,7 +36,12 @@ def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
         rows = board.rows.result()
     except NodeError as error:
         raise PreflightError(str(error)) from None
+    except PreflightError:
+        raise
     except Exception as error:
+        found = _MISMATCH.search(message_of(error))
+        if found:
+            raise PreflightError(_other_python(f"{found[1]}.{found[2]}", found[3])) from None
         raise _lost(order, f"the gang was lost: {_reason(error)}") from error
     for header, _ in rows:
         if header["kind"] == "error":
@@ -55,6 +64,14 @@ def _lost(order: Order, message: str) -> TrainingFailed:
     ranks = range(order.world_size)
     failures = {rank: Failure(rank=rank, kind="lost", order=rank, message=message) for rank in ranks}
     return TrainingFailed(failures, order.run_id)
+
+
+def _other_python(worker: str, driver: str) -> str:
+    return (
+        f"the executors run Python {worker}, the driver runs Python {driver}. Have Spark use Python {driver} "
+        "for its own workers there: PYSPARK_PYTHON or spark.pyspark.python names it. environment= is for the "
+        "ranks below them."
+    )
 
 
 def _reason(error: BaseException) -> str:

@@ -1,15 +1,14 @@
-"""What is checked of a classic session before a job is started."""
+"""What is checked of a session before a job is started."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sparkdist.driver.devices import TASK_GPUS
 from sparkdist.driver.outcome import message_of
-from sparkdist.driver.session import is_local
+from sparkdist.driver.session import Confs, is_connect, is_local
 from sparkdist.errors import PreflightError
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ _ENCRYPTION = ("spark.network.crypto.enabled", "spark.io.encryption.enabled")
 
 def check(
     session: SparkSession,
-    conf: Callable[[str], str | None],
+    conf: Confs,
     tasks: int,
     gpus: int,
     profile: ResourceProfile | None,
@@ -40,13 +39,15 @@ def check(
         profile: Their resource profile.
         ssl_conf: Name of the conf that allows training where spark.ssl.enabled is true.
 
+    On Connect the count of slots is hidden; there the job itself watches for too few.
+
     Raises:
         PreflightError: It cannot.
     """
-    context = session.sparkContext
-    if is_local(context.master) and conf(TASK_GPUS):
+    master = conf("spark.master")
+    if is_local(master) and conf(TASK_GPUS):
         raise PreflightError(
-            f"{TASK_GPUS} is set, and a local master ({context.master}) has no GPUs to give: every job of "
+            f"{TASK_GPUS} is set, and a local master ({master}) has no GPUs to give: every job of "
             "this session would wait for ever. Start Spark without it, and train on the driver's GPUs with "
             "local_mode=True."
         )
@@ -57,10 +58,11 @@ def check(
         )
     _check_encryption(conf, ssl_conf)
     _check_memory(conf, gpus)
-    _check_slots(context, tasks, profile)
+    if not is_connect(session):
+        _check_slots(session.sparkContext, tasks, profile)
 
 
-def _check_encryption(conf: Callable[[str], str | None], ssl_conf: str) -> None:
+def _check_encryption(conf: Confs, ssl_conf: str) -> None:
     if _is_true(conf("spark.ssl.enabled")) and not _is_true(conf(ssl_conf)):
         raise PreflightError(
             "spark.ssl.enabled is true, but what ranks send each other is not encrypted. To train all the "
@@ -75,7 +77,7 @@ def _check_encryption(conf: Callable[[str], str | None], ssl_conf: str) -> None:
         )
 
 
-def _check_memory(conf: Callable[[str], str | None], gpus: int) -> None:
+def _check_memory(conf: Confs, gpus: int) -> None:
     limit = conf("spark.executor.pyspark.memory")
     if not limit:
         return

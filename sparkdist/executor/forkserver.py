@@ -23,7 +23,7 @@ from tempfile import mkdtemp
 from typing import Any, NoReturn
 
 from sparkdist import wire
-from sparkdist.executor import process
+from sparkdist.executor import checks, process
 from sparkdist.executor.agent import run_agent
 from sparkdist.executor.warm import HOME, LIFELINE, START, locked
 
@@ -37,9 +37,12 @@ def main() -> NoReturn:
     arguments = json.loads(sys.argv[2])
     process.become_subreaper()
     with _guarded(arguments):
-        problem = _import(arguments["preload"])
+        sys.path += arguments["path"]
+        problem = _prepare(arguments)
     if not problem and arguments["preload"] and not _safe_to_fork():
-        _start_over(arguments | {"preload": [], "preload_idle": []})
+        _start_over(
+            arguments | {"preload": [], "preload_idle": [], "versions": {}}
+        )  # they have been compared
     library_fds = _open_fds() - {arguments["fd"]}
     _Server(arguments, problem, library_fds).serve()
 
@@ -94,15 +97,25 @@ def _start_over(arguments: dict[str, Any]) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-c", START, sys.argv[1], json.dumps(arguments)])
 
 
-def _import(modules: list[str]) -> str:
+def _prepare(arguments: dict[str, Any]) -> str:
+    """Imports what ranks will need; returns why they cannot run in this interpreter, or ""."""
+    versions, remedy = arguments["versions"], checks.remedy(arguments["environment"])
+    return (
+        checks.difference(versions, remedy)
+        or _import(arguments["preload"], remedy)
+        or checks.difference(versions, remedy)  # some show only now
+    )
+
+
+def _import(modules: list[str], remedy: str = "") -> str:
     """Imports modules; returns why that failed, or ""."""
     for module in modules:
         try:
             import_module(module)
         except BaseException as error:
             return (
-                f"import {module} failed in {sys.executable}: {type(error).__name__}: {error}. Install it "
-                "there, or have Spark use a Python that has it (PYSPARK_PYTHON or spark.pyspark.python)"
+                f"import {module} failed on {socket.gethostname()} in {sys.executable}: "
+                f"{type(error).__name__}: {error}. {remedy}"
             )
     return ""
 

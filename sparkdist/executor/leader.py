@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdist import wire
-from sparkdist.executor import warm
+from sparkdist.executor import packages, warm
 from sparkdist.executor.order import NodeError, Order
 from sparkdist.executor.topology import Node
 from sparkdist.frameworks import resolve
@@ -42,6 +42,8 @@ class Site:
         lifeline: A folder whose end is the forkservers' end too, besides their own folder's.
         environ: Variables that ranks get beyond this process's own.
         start_environ: Variables that forkservers start with beyond this process's own.
+        packages: Where the order's environment was unpacked, or None without one.
+        pyspark: Where an interpreter that has no pyspark may import this process's from.
     """
 
     root: str
@@ -52,6 +54,8 @@ class Site:
     lifeline: Path | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
     start_environ: Mapping[str, str] = field(default_factory=dict)
+    packages: Path | None = None
+    pyspark: tuple[str, ...] = ()
 
 
 def lead(
@@ -86,8 +90,8 @@ def lead(
         message = {
             "order": order.to_json(),
             "node": asdict(node),
-            "environ": {**environ, **site.environ},
-            "sys_path": site.sys_path,
+            "environ": packages.environ(order.packages, site.packages, {**environ, **site.environ}),
+            "sys_path": packages.path(order.packages, site.packages, site.sys_path),
             "cwd": site.cwd,
             "root": site.root,
         }
@@ -132,27 +136,36 @@ def warm_up(order: Order, site: Site, environ: Mapping[str, str]) -> None:
 def _kind(order: Order, site: Site, environ: Mapping[str, str]) -> warm.Kind:
     framework = resolve(order.framework, order.launcher)
     start_env = {**environ, **order.env}
+    of_its_own = bool(order.packages and order.packages.python)  # an interpreter
+    read_at_start = {
+        name: value
+        for name, value in start_env.items()
+        if any(fnmatchcase(name, pattern) for pattern in framework.start_env)
+    }
+    if order.packages and not of_its_own:
+        read_at_start["PYTHONPATH"] = environ["PYTHONPATH"]
     return warm.Kind(
         root=site.root,
         preload=("pyspark.cloudpickle", *framework.preload),
         preload_idle=framework.preload_idle,
         distribution=framework.distribution,
-        environ={
-            name: value
-            for name, value in start_env.items()
-            if any(fnmatchcase(name, pattern) for pattern in framework.start_env)
-        },
+        environ=read_at_start,
         parent=site.parent,
         idle_timeout=order.idle_timeout,
+        python=packages.interpreter(order.packages, site.packages),
+        environment=order.packages.label if order.packages else "",
+        path=site.pyspark if of_its_own else (),
+        versions=order.versions,
     )
 
 
 def _connect(
     order: Order, site: Site, environ: Mapping[str, str], on_connected: Callable[[socket.socket], None]
 ) -> socket.socket:
-    kind = _kind(order, site, environ)
+    start = packages.environ(order.packages, site.packages, {**environ, **site.start_environ})
+    kind = _kind(order, site, start)
     for _ in range(2):  # a server may be killed, or end, just as we connect
-        conn = warm.connect(kind, site.base, {**environ, **site.start_environ}, site.lifeline)
+        conn = warm.connect(kind, site.base, start, site.lifeline)
         on_connected(conn)
         try:
             answer = wire.receive(conn, max_body=0)

@@ -28,6 +28,22 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Packages:
+    """The ranks' Python packages, in a folder that was unpacked from an archive.
+
+    Attributes:
+        name: The folder's name, which holds the archive's digest.
+        label: What the user calls it, for messages.
+        python: Path of its interpreter within the folder; "" where the folder holds packages for
+            the node's own interpreter.
+    """
+
+    name: str
+    label: str
+    python: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Order:
     """One attempt of a run, as data.
 
@@ -53,6 +69,9 @@ class Order:
             can start one before Spark has started its Python workers; else None.
         logs_json: Whether what ranks say through Python's logging is wanted as data.
         ports: The first and last port that the gang's store may listen on; None for any.
+        packages: The environment that travels with the application, or None for the nodes' own.
+        versions: What the driver has and nodes must have too: versions by name, such as "Python".
+        modules: Installed modules that the user's code imports on its way to its first line.
     """
 
     run_id: str
@@ -74,6 +93,9 @@ class Order:
     gpus_per_task: int = 0
     ports: tuple[int, int] | None = None
     logs_json: bool = False
+    packages: Packages | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Returns the order as JSON."""
@@ -83,9 +105,11 @@ class Order:
     def from_json(cls, text: str) -> Order:
         """Makes the order that `to_json` wrote."""
         fields = json.loads(text)
-        for name in ("launcher_args", "script", "control", "ports"):
+        for name in ("launcher_args", "script", "control", "ports", "modules"):
             if fields[name] is not None:
                 fields[name] = tuple(fields[name])
         if fields["host"] is not None:
             fields["host"] = Host(**fields["host"])
+        if fields["packages"] is not None:
+            fields["packages"] = Packages(**fields["packages"])
         return cls(**fields)

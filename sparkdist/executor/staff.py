@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sparkdist import wire
-from sparkdist.executor import process, topology, worker
+from sparkdist.executor import checks, process, topology, worker
 from sparkdist.executor.node_launcher import NodeLauncher
 from sparkdist.executor.order import NodeError, Order
 from sparkdist.executor.ranks import STACK_SIGNAL, Rank
@@ -44,6 +45,7 @@ class Staff:
         self._message = message
         self._folder = folder
         self._folder.mkdir(mode=0o700)
+        self._code, self._ship = folder / "parcel/code", folder / "parcel/ship"
 
     def prepare(self, function: bytes, parcel: bytes, library_fds: set[int]) -> None:
         """Takes what ranks will run.
@@ -52,11 +54,21 @@ class Staff:
             function: The pickled function and its arguments; empty for a script.
             parcel: A zip of the code and files that travel with the job; may be empty.
             library_fds: Descriptors that ranks keep.
+
+        Raises:
+            NodeError: They will import a module that is not here.
         """
         self.function = function
         self.library_fds = library_fds
         if parcel:
             unpack(parcel, self._folder / "parcel")
+        missing = checks.first_missing(self.order.modules, self._path())
+        if missing:
+            label = self.order.packages.label if self.order.packages else ""
+            raise NodeError(
+                f"the Python of {socket.gethostname()} ({sys.executable}) has no {missing}, which the user's "
+                f"code imports and the driver has. {checks.remedy(label)}"
+            )
 
     def park(self) -> None:
         """Forks the ranks; each waits to be told where it stands."""
@@ -137,13 +149,7 @@ class Staff:
 
     def orders(self, place: Place) -> dict[str, Any]:
         """Returns what a rank is told besides its environment."""
-        parcel = self._folder / "parcel"
-        code, ship = parcel / "code", parcel / "ship"
-        path = [str(code)] if code.exists() else []
-        path += self._message["sys_path"]
-        path += [str(ship)] if ship.exists() else []
-        if self.root not in path:
-            path.insert(0, self.root)
+        code, ship = self._code, self._ship
         script = list(self.order.script) if self.order.script else None
         if script:
             script[0] = str(code / script[0])  # an absolute path stays as it is
@@ -158,12 +164,23 @@ class Staff:
             ship_folder=str(ship) if ship.exists() else "",
         )
         return {
-            "sys_path": path,
+            "sys_path": self._path(),
             "cwd": self._message["cwd"],
             "script": script,
             "context": asdict(context),
             "logs_json": self.order.logs_json,
         }
+
+    def _path(self) -> list[str]:
+        """Returns where ranks look for modules."""
+        path = [str(self._code)] if self._code.exists() else []
+        if self.order.packages and self.order.packages.python:
+            path += sys.path[1:]  # of the interpreter that the agent was forked in
+        path += [entry for entry in self._message["sys_path"] if entry not in path]
+        path += [str(self._ship)] if self._ship.exists() else []
+        if self.root not in path:
+            path.insert(0, self.root)
+        return path
 
     def living(self) -> list[Rank]:
         """Returns the ranks whose process is there and has not been seen to end."""

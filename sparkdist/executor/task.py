@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyspark
-from pyspark import BarrierTaskContext
+from pyspark import BarrierTaskContext, SparkFiles
 
 from sparkdist import wire
-from sparkdist.executor import topology
+from sparkdist.executor import packages, topology
 from sparkdist.executor.last_words import GangLost
 from sparkdist.executor.leader import FAILED, Row, Site, lead
 from sparkdist.executor.order import Host, NodeError, Order
@@ -120,6 +120,8 @@ def _site(order: Order, root: str) -> Site:
         sys_path=path,
         cwd=os.getcwd(),
         start_environ=_without_zipped_pyspark(),
+        packages=packages.folder_of(order.packages, Path(SparkFiles.getRootDirectory()).absolute()),
+        pyspark=tuple(os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p),
     )
 
 

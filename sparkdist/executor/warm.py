@@ -17,11 +17,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
 from sparkdist.executor import process
+from sparkdist.executor.interpreter import make_ready
 
 MARKER = "SPARKDIST_FORKSERVER"  # in the environment the server was started with: finds its tree in /proc
 
@@ -50,6 +51,11 @@ class Kind:
         environ: Variables that are read when Python starts or the framework is imported.
         parent: Pid of the process it ends with: Spark's Python daemon, or the driver.
         idle_timeout: Seconds without a run after which it ends.
+        python: The interpreter it runs in.
+        environment: What the user calls the environment that has this interpreter or what is
+            first on its path; "" where it is the node's own.
+        path: Where modules may be found that the interpreter has nowhere else.
+        versions: What the driver has and the interpreter must have too, by name.
     """
 
     root: str
@@ -59,14 +65,19 @@ class Kind:
     environ: Mapping[str, str]
     parent: int
     idle_timeout: float
+    python: str = sys.executable
+    environment: str = ""
+    path: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     def key(self) -> str:
         """Returns a name that only equal kinds share."""
         # Where there is none, its import will fail in the server, which answers with the reason.
         version = (installed_version(self.distribution) or "") if self.distribution else ""
         parts = [
-            *(self.root, sys.executable, self.preload, self.preload_idle, version),
-            *(sorted(self.environ.items()), self.parent, process.start_time(self.parent), self.idle_timeout),
+            *(self.root, self.python, self.path, self.preload, self.preload_idle, version),
+            *(sorted(self.environ.items()), sorted(self.versions.items()), self.environment),
+            *(self.parent, process.start_time(self.parent), self.idle_timeout),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
@@ -92,6 +103,9 @@ def connect(
         base: Folder in which servers have theirs.
         environ: Environment to start a server with.
         lifeline: A folder whose end is the server's end too.
+
+    Raises:
+        NodeError: The kind's interpreter does not run here.
     """
     key = kind.key()
     environ = {**environ, **dict.fromkeys(_SINGLE_THREAD, "1"), **kind.environ, MARKER: key}
@@ -141,6 +155,8 @@ def _connect_or_start(kind: Kind, folder: Path, environ: Mapping[str, str]) -> s
 
 
 def _spawn(kind: Kind, folder: Path | None, sock: socket.socket, environ: Mapping[str, str]) -> None:
+    if kind.python != sys.executable:
+        make_ready(kind.python, kind.environment, kind.versions)
     arguments = {
         "fd": sock.fileno(),
         "folder": str(folder) if folder else None,
@@ -148,9 +164,12 @@ def _spawn(kind: Kind, folder: Path | None, sock: socket.socket, environ: Mappin
         "idle_timeout": kind.idle_timeout,
         "preload": kind.preload,
         "preload_idle": kind.preload_idle,
+        "environment": kind.environment,
+        "path": kind.path,
+        "versions": dict(kind.versions),
     }
     child = subprocess.Popen(
-        [sys.executable, "-c", START, kind.root, json.dumps(arguments)],
+        [kind.python, "-c", START, kind.root, json.dumps(arguments)],
         env=dict(environ),
         cwd="/",
         stdin=subprocess.DEVNULL,
