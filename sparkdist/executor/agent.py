@@ -220,10 +220,14 @@ class Agent:
         rank.fail(now + 1e-5)  # a peer that is just dying came first
         if self.staff.framework.whole_node:
             return
+        self._tell_failures()
+        self.stop()
+
+    def _tell_failures(self) -> None:
+        """Has the other nodes stopped."""
         for failed in sorted(self.staff.ranks, key=lambda rank: rank.failed_at):
             if failed.failed_at:
                 self._link.send({"kind": "failed", "rank": failed.rank})
-        self.stop()
 
     def _rank_printed(self, rank: Rank, is_stderr: bool) -> None:
         fd = rank.pipes.stderr if is_stderr else rank.pipes.stdout
@@ -264,6 +268,7 @@ class Agent:
                 rank.failed_at = 0.0  # stopped by the launcher, for a peer's sake or its own
             elif not rank.succeeded(self._is_script):
                 self._failed(rank)
+        self._tell_failures()  # now that it has decided
 
     def _finish(self) -> None:
         """Ends what ranks left behind and reports to driver and task."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
 import socket
 import sys
@@ -22,13 +23,21 @@ def version_of(name: str) -> str | None:
     """
     if name == PYTHON:
         return ".".join(map(str, sys.version_info[:2]))
-    try:
-        # pyspark by the module: Spark delivers it as a zip, beside whatever is installed.
-        version = None if name in _MODULES else metadata.version(name)
-    except metadata.PackageNotFoundError:
-        version = None
+    # pyspark by the module: Spark delivers it as a zip, beside whatever is installed.
+    version = None if name in _MODULES else installed_version(name)
     version = version or getattr(sys.modules.get(_MODULES.get(name, name)), "__version__", None)
     return str(version).partition("+")[0] if version else None
+
+
+def installed_version(distribution: str) -> str | None:
+    """Returns the version of an installed package, or None.
+
+    Zips on the path are passed over: importlib.metadata keeps those that it looked into open, and
+    this runs in Spark's own Python workers, which are to be left as they were.
+    """
+    folders = [entry for entry in sys.path if not os.path.isfile(entry)]
+    found = next(iter(metadata.distributions(name=distribution, path=folders)), None)
+    return found.version if found else None
 
 
 def difference(versions: Mapping[str, str], remedy: str) -> str:

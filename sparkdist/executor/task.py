@@ -22,11 +22,11 @@ from pyspark import BarrierTaskContext, SparkFiles
 
 from sparkdist import wire
 from sparkdist.executor import packages, topology
+from sparkdist.executor.checks import installed_version
 from sparkdist.executor.last_words import GangLost
 from sparkdist.executor.leader import FAILED, Row, Site, lead
 from sparkdist.executor.order import Host, NodeError, Order
 from sparkdist.executor.topology import Node
-from sparkdist.executor.warm import installed_version
 
 _KNOCK = 0.02  # s between a follower's attempts to find its leader
 

@@ -18,10 +18,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 
 from sparkdist.executor import process
+from sparkdist.executor.checks import installed_version
 from sparkdist.executor.interpreter import make_ready
 
 MARKER = "SPARKDIST_FORKSERVER"  # in the environment the server was started with: finds its tree in /proc
@@ -80,17 +80,6 @@ class Kind:
             *(self.parent, process.start_time(self.parent), self.idle_timeout),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
-
-
-def installed_version(distribution: str) -> str | None:
-    """Returns the version of an installed package, or None.
-
-    Zips on the path are passed over: importlib.metadata keeps those that it looked into open, and
-    this runs in Spark's own Python workers, which are to be left as they were.
-    """
-    folders = [entry for entry in sys.path if not os.path.isfile(entry)]
-    found = next(iter(metadata.distributions(name=distribution, path=folders)), None)
-    return found.version if found else None
 
 
 def connect(
