@@ -104,6 +104,26 @@ def test_records_of_a_script_under_torchrun(clean, tmp_path):
     assert sorted(str(record["message"]) for record in records(tmp_path / "a")) == ["in 0", "in 1"]
 
 
+def test_a_progress_bar_is_seen_while_it_is_drawn(clean, tmp_path, capfd):
+    def draw():
+        sys.stderr.write("halfway 50%\r")
+        sys.stderr.flush()
+        while not (tmp_path / "seen").exists():
+            time.sleep(0.01)
+        sys.stderr.write("halfway 100%\n")
+
+    run = threading.Thread(target=launch, args=[draw], kwargs={"num_processes": 1})
+    run.start()
+    seen = ""
+    deadline = time.monotonic() + 30
+    while "50%" not in seen and time.monotonic() < deadline:
+        seen += capfd.readouterr().err
+    (tmp_path / "seen").touch()
+    run.join()
+    assert "[rank 0] halfway 50%\n" in seen
+    assert "[rank 0] halfway 100%\n" in capfd.readouterr().err
+
+
 def test_a_file_that_cannot_be_written(tmp_path):
     with pytest.raises(ConfigurationError, match="logs_json"):
         launch(talk, logs_json="/proc/sparkdist.jsonl")

@@ -109,7 +109,11 @@ class Console:
         return left
 
     def _put(self, is_stderr: bool, text: str) -> int:
-        if text and self._status:
-            self._status.make_way(self._outlet)
+        if not text:
+            return 0
         # Looked up each time: tests and notebooks replace them.
-        return self._outlet.put(sys.stderr if is_stderr else sys.stdout, text) if text else 0
+        stream = sys.stderr if is_stderr else sys.stdout
+        if self._status:
+            self._status.make_way(self._outlet)
+            text = self._status.beside_others(stream, text)
+        return self._outlet.put(stream, text)

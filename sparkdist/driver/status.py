@@ -72,6 +72,12 @@ class Status:
         """Removes it until it is drawn again."""
         self._try(lambda screen: screen.make_way(outlet))
 
+    def beside_others(self, stream: TextIO, text: str) -> str:
+        """Returns lines such that they leave nothing of another run's status beside them."""
+        if _Terminal.owner in (None, self._screen) or not _is_terminal(stream):
+            return text
+        return "".join(_ERASE + line for line in text.splitlines(keepends=True))
+
     def end(self, outlet: Outlet) -> None:
         """Removes it."""
         self._try(lambda screen: screen.end(outlet))
@@ -135,7 +141,13 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 class _Terminal:
-    """The last line of a terminal. The cursor waits at its start: what others print begins there."""
+    """The last line of a terminal. The cursor waits at its start: what others print begins there.
+
+    Attributes:
+        owner: Which of several runs in this process has the line, as long as it lasts.
+    """
+
+    owner: _Terminal | None = None
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -146,6 +158,9 @@ class _Terminal:
         return bool(self._shown)
 
     def show(self, text: str, phase: str, outlet: Outlet) -> None:
+        if _Terminal.owner not in (None, self):
+            return
+        _Terminal.owner = self
         # One column stays free: a terminal may go to its next line behind the last.
         width = os.get_terminal_size(self._stream.fileno()).columns or _WIDTH
         text = text[: width - 1]
@@ -158,7 +173,10 @@ class _Terminal:
             self._shown = ""
             outlet.put(self._stream, _ERASE)
 
-    end = make_way
+    def end(self, outlet: Outlet) -> None:
+        if _Terminal.owner is self:
+            self.make_way(outlet)
+            _Terminal.owner = None
 
 
 class _Plain:

@@ -17,8 +17,8 @@ class LogPump:
 
     Args:
         rank: The rank.
-        emit: Called with (rank, is_stderr, data) for data that ends where a line does; None if
-            nobody wants them.
+        emit: Called with (rank, is_stderr, data) for data that ends where a line does, or where it
+            is to be drawn again; None if nobody wants them.
     """
 
     def __init__(self, rank: int, emit: Callable[[int, bool, bytes], None] | None) -> None:
@@ -35,12 +35,14 @@ class LogPump:
             return False
         if not data:
             return False
-        whole, newline, rest = (self._partial[is_stderr] + data).rpartition(b"\n")
+        said = self._partial[is_stderr] + data
+        end = max(said.rfind(b"\n"), said.rfind(b"\r")) + 1  # a progress bar is drawn again behind a \r
+        whole, rest = said[:end], said[end:]
         if len(rest) > _LINE_LIMIT:
-            whole, newline, rest = whole + newline + rest, b"\n", b""
+            whole, rest = said + b"\n", b""
         self._partial[is_stderr] = rest
-        if newline:
-            self._pass(is_stderr, whole + newline)
+        if whole:
+            self._pass(is_stderr, whole)
         return True
 
     def finish(self, fds: dict[bool, int]) -> None:
@@ -53,7 +55,9 @@ class LogPump:
                 self._partial[is_stderr] = b""
 
     def _pass(self, is_stderr: bool, data: bytes) -> None:
-        self._tail.extend(line[:_TAIL_LINE] for line in data.splitlines()[-_TAIL:])
+        ended = data.split(b"\n")[-_TAIL - 1 : -1]
+        # Of a line that was drawn over and over, what it showed last.
+        self._tail.extend(line.rstrip(b"\r").rpartition(b"\r")[2][:_TAIL_LINE] for line in ended)
         if self._emit:
             self._emit(self._rank, is_stderr, data)
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -88,19 +88,21 @@ class Network:
         return ("ip", "netns", "exec", space)
 
     @contextmanager
-    def control_blocked(self, how: str) -> Iterator[None]:
-        """Lets no executor reach the driver's control channel, while Spark's own ports stay open.
+    def control_blocked(self, how: str, hosts: Sequence[int] = (0, 1)) -> Iterator[None]:
+        """Lets executors not reach the driver's control channel, while Spark's own ports stay open.
 
         Args:
             how: `"prohibit"`: connecting is refused at once. `"blackhole"`: as if by a firewall.
+            hosts: Which of them.
         """
         rule = ["to", DRIVER_ADDRESS, "ipproto", "tcp", "dport", PORTS, how]
-        for space in self.nodes:
+        spaces = [self.nodes[host] for host in hosts]
+        for space in spaces:
             ip("-n", space, "rule", "add", *rule)
         try:
             yield
         finally:
-            for space in self.nodes:
+            for space in spaces:
                 ip("-n", space, "rule", "del", *rule)
 
 
@@ -204,9 +206,12 @@ def test_the_root_failure_is_named_across_hosts(driver: Driver, clean: None, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("hosts", [(0, 1), (0,), (1,)], ids=["all", "first", "second"])
 @pytest.mark.parametrize("how", ["prohibit", "blackhole"])
-def test_no_executor_reaches_the_driver(driver: Driver, clean: None, tmp_path: Path, how: str):
-    with driver.network.control_blocked(how):
+def test_executors_that_do_not_reach_the_driver(
+    driver: Driver, clean: None, tmp_path: Path, how: str, hosts: tuple[int, ...]
+):
+    with driver.network.control_blocked(how, hosts):
         said = driver.launch("reduce_ranks")
         assert said["values"] == [[10.0, list(range(RANKS))]] * RANKS, said
         assert len([text for text in said["warnings"] if "spark.driver.host" in text]) <= 1

@@ -373,8 +373,9 @@ def said(phase: Callable[[], Any], terminal: Terminal, monkeypatch, **options: A
         status = Status(None, phase, **options)
         status._first = 0.0
         status.draw(Outlet())
+        status.end(Outlet())
     terminal.hang_up()
-    return terminal.text
+    return terminal.text.removesuffix(ERASE)
 
 
 @pytest.mark.parametrize(
@@ -413,6 +414,38 @@ def test_a_short_run_does_not_flicker(open_terminal, monkeypatch):
         console.write(0, False, b"a line\n")
     terminal.hang_up()
     assert terminal.text == "[rank 0] a line\r\n"
+
+
+@pytest.mark.parametrize("second", [None, False], ids=["both", "one"])
+def test_runs_at_once_share_one_line(open_terminal, monkeypatch, second):
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = open_terminal()
+
+    def write(console: Console, rank: int) -> None:
+        for i in range(300):
+            console.write(rank, rank == 0, b"%d\n" % i)
+            time.sleep(0.002)
+
+    with (
+        open(terminal.slave, "w", closefd=False) as stderr,
+        contextlib.redirect_stderr(stderr),
+        contextlib.redirect_stdout(stderr),
+        Console() as one,
+        Console() as other,
+    ):
+        one.show(Status(None, lambda: ("first, which is longer than the lines", None)))
+        assert terminal.shows("sparkdist: first", 5)
+        other.show(Status(second, lambda: ("second, which is longer than the lines", None)))
+        writers = [threading.Thread(target=write, args=args) for args in ((one, 0), (other, 1))]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        one.__exit__()
+        assert second is False or terminal.shows("sparkdist: second", 5)  # it has the line now
+    terminal.hang_up()
+    *lines, last = screen(terminal.text)
+    assert sorted(lines) == sorted(f"[rank {rank}] {i}" for rank in (0, 1) for i in range(300)) and last == ""
 
 
 def test_a_terminal_that_hangs_up_in_the_middle(open_terminal, monkeypatch, capfd):
