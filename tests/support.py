@@ -82,8 +82,9 @@ def forkservers() -> set[int]:
     """
     tree = parents()
     marked = {pid for pid, environ in session_processes().items() if FORKSERVER_MARKER in environ}
-    open_to_runs = _listening_unix_sockets()
-    return {pid for pid in marked if tree.get(pid) not in marked and sockets(pid) & open_to_runs}
+    return {
+        pid for pid in marked if tree.get(pid) not in marked and sockets(pid) & _listening_unix_sockets(pid)
+    }
 
 
 def run_processes() -> set[int]:
@@ -126,10 +127,10 @@ class Listener:
 def listeners() -> set[Listener]:
     """The listening TCP sockets of this process and of the test session's, except Spark's own."""
     tree = parents()
-    ports = _listening_tcp_sockets()
     found = set()
     for pid in {os.getpid(), *session_processes()}:
         if not _is_spark(pid, tree):
+            ports = _listening_tcp_sockets(pid)
             found |= {Listener(pid, ports[inode], inode) for inode in sockets(pid) & ports.keys()}
     return found
 
@@ -141,19 +142,19 @@ def _is_spark(pid: int, tree: dict[int, int]) -> bool:
     return b"pyspark.daemon" in _read(pid, "cmdline") and _read(tree.get(pid, 0), "comm").strip() == b"java"
 
 
-def _listening_tcp_sockets() -> dict[str, int]:
+# Through the process: it may be in a network namespace of its own.
+def _listening_tcp_sockets(pid: int) -> dict[str, int]:
     ports = {}
-    for table in ("tcp", "tcp6"):
-        path = Path("/proc/net", table)
-        for line in path.read_text().splitlines()[1:] if path.exists() else ():
+    for table in ("net/tcp", "net/tcp6"):
+        for line in _read(pid, table).decode().splitlines()[1:]:
             fields = line.split()
             if fields[3] == _TCP_LISTEN:
                 ports[fields[9]] = int(fields[1].rpartition(":")[2], 16)
     return ports
 
 
-def _listening_unix_sockets() -> set[str]:
-    lines = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+def _listening_unix_sockets(pid: int) -> set[str]:
+    lines = (line.split() for line in _read(pid, "net/unix").decode(errors="replace").splitlines()[1:])
     return {fields[6] for fields in lines if int(fields[3], 16) & _UNIX_LISTEN}
 
 

@@ -32,6 +32,13 @@ def test_the_last_rank_of_the_last_node_fails(way: Way, cluster: Cluster):
     assert error.root.log_tail[-1] == "last words"
 
 
+def fail_beside_sleepers(rank: int) -> None:
+    if programs.rank() != rank:
+        programs.sleep_for_ever()
+    print("last words")
+    raise LookupError("the last rank")
+
+
 def fail_in_rank(rank: int, moment: str | Path) -> None:
     """The ranks of all nodes wait for one, which fails."""
     import torch.distributed as dist

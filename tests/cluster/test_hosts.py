@@ -215,9 +215,11 @@ def test_executors_that_do_not_reach_the_driver(
         said = driver.launch("reduce_ranks")
         assert said["values"] == [[10.0, list(range(RANKS))]] * RANKS, said
         assert len([text for text in said["warnings"] if "spark.driver.host" in text]) <= 1
-        said = driver.launch("fail_in_rank", 1, str(tmp_path / "moment"))
-        assert (said["error"], said["rank"]) == ("TrainingFailed", 1), said
-        assert "last words" in said["text"]
+        # Beside ranks that wait: in a collective Spark may hear of a peer on the other host first.
+        said = driver.launch("fail_beside_sleepers", RANKS - 1)
+        assert (said["error"], said["rank"]) == ("TrainingFailed", RANKS - 1), said
+        assert "LookupError: the last rank" in said["text"]
+        assert f"[rank {RANKS - 1}] last words" in said["output"]
         assert said["seconds"] < 30
         said = driver.launch("sleep_for_ever", timeout=8)
         assert said["error"] == "TrainingTimeout" and said["seconds"] < 30
