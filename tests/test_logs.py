@@ -69,6 +69,7 @@ def test_basic_config_is_still_the_users(clean, tmp_path, capfd):
 
 def test_many_threads_signals_and_forks_keep_lines_whole(clean, tmp_path):
     def busy():
+        logging.getLogger().addHandler(logging.NullHandler())  # stderr cannot be written to from a signal
         signal.signal(signal.SIGALRM, lambda *_: logging.warning("alarm"))
         signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
 

@@ -157,8 +157,16 @@ class Link:
             yield {**self.records.popleft()}, b""
 
     def close(self) -> None:
-        """Sends what is left, as long as the driver reads, and closes."""
-        self._flush()
+        """Sends what is left, as long as the driver reads, and closes when it has read all."""
+        if self._flush() and self.sock:
+            self.sock.settimeout(_FLUSH_TIMEOUT)
+            try:
+                self.sock.shutdown(socket.SHUT_WR)
+                # A word of the driver's to a closed socket would have its kernel drop what it has not read.
+                while self.sock.recv(1 << 16):
+                    pass
+            except OSError:
+                self._lose()
         if self.sock:
             self.sock.close()
 

@@ -94,7 +94,7 @@ from pyspark.sql import SparkSession
 from sparkdist import Launcher, PreflightError
 
 spark = (
-    SparkSession.builder.master("local[2]")
+    SparkSession.builder.KIND("local[2]")
     .config("spark.ui.enabled", False)
     .config("spark.driver.host", "127.0.0.1")
     .getOrCreate()
@@ -108,11 +108,16 @@ spark.stop()
 
 
 @pytest.mark.slow
-def test_spark_workers_of_another_python(clean, other_python):
+@pytest.mark.parametrize("kind", ["master", "remote"])
+def test_spark_workers_of_another_python(clean, other_python, kind):
     environ = {**os.environ, "PYSPARK_PYTHON": str(other_python.path)}
     root = str(Path(sparkdist.__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, "-c", MISMATCH, root], env=environ, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", MISMATCH.replace("KIND", kind), root],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     message = json.loads(done.stdout)
     assert f"run Python {other_python.version}, the driver runs Python {HERE}" in message
