@@ -203,3 +203,24 @@ def test_load_exception_gives_none_for_all_else():
     assert good is not None
     assert values.load_exception(good[:-5], "ValueError") is None
     assert values.load_exception(pickle.dumps(Exits()), "Exits") is None
+
+
+@pytest.mark.parametrize("value", [b"x" * 3_000_000, [b"y" * 100_000] * 3, {"a": (1, "z" * 70_000)}, 5, None])
+def test_a_pickle_is_emptied_as_it_is_read(value):
+    data = bytearray(values.dumps(value))
+    assert values.loads_and_empty(data) == value
+    assert not data
+
+
+def test_arrays_and_old_protocols_are_read_and_emptied():
+    import numpy
+    import torch
+
+    tensor, array = torch.rand(1000, 100), numpy.arange(100_000.0)
+    found = values.loads_and_empty(bytearray(values.dumps([tensor, array])))
+    assert torch.equal(found[0], tensor) and numpy.array_equal(found[1], array)
+    found[1][0] = 7.0  # as writable as one that was pickled whole
+    # A user's __reduce__ may hold a pickle of any protocol; the lines of 0 are read one by one.
+    assert values.loads_and_empty(bytearray(pickle.dumps({"a": [1.5, "b"]}, protocol=0))) == {"a": [1.5, "b"]}
+    with pytest.raises(Exception, match="."):
+        values.loads_and_empty(bytearray(values.dumps(b"x" * 100_000)[:-10]))

@@ -190,7 +190,9 @@ class _Watch:
     def rows(self) -> list[Row]:
         """Returns the gang's rows, and says if they show that executors could not reach the driver."""
         rows = [] if self._board.rows.exception() else self._board.rows.result()
-        if any(header.get("unheard") or header["kind"] in ("log", "record") for header, _ in rows):
+        # A killed agent says nothing about the driver.
+        told = [header for header, _ in rows if header["kind"] != "lost"]
+        if any(header.get("unheard") or header["kind"] in ("log", "record") for header in told):
             self._warn()
         return rows
 

@@ -142,7 +142,10 @@ def _result(header: wire.Header, blob: bytes, board: Board) -> RankResult:
     if data is None:
         raise ResultError(rank, type_name, _TOO_LARGE.format(size=header["size"], limit=wire.ROW_LIMIT))
     try:
-        value = values.loads(data) if data else None
+        if isinstance(data, bytearray):  # a large one
+            value = values.loads_and_empty(data)
+        else:
+            value = values.loads(data) if data else None
     except Exception as error:
         reason = f"does not unpickle on the driver ({type(error).__name__}: {values.safe_text(error)})"
         raise ResultError(rank, type_name, reason) from error

@@ -85,6 +85,7 @@ def test_a_python_worker_is_killed(
         end(pids, GONE)
 
 
+@pytest.mark.filterwarnings("error")  # the driver is reachable: no notice says that it is not
 def test_an_agent_is_killed(way: Way, moments: Path):
     with running(way, moments) as (outcome, pids):
         agents = {support.parents()[pid] for pid in pids}
