@@ -58,11 +58,13 @@ def test_an_exit(way: Way, code: SystemExit, exit_code: int):
     assert (error.root.kind, error.root.exit_code) == ("exit", exit_code)
 
 
+@pytest.mark.slow
 def test_an_exit_at_once(way: Way):
     error = way.failure_of_rank_1(os._exit, 5)
     assert (error.root.kind, error.root.exit_code) == ("exit", 5)
 
 
+@pytest.mark.slow
 def test_a_script_fails(way: Way, tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(
@@ -141,6 +143,7 @@ def random_bytes_of_rank(rank: int, size: int) -> object:
     return programs.random_bytes(size) if programs.rank() == rank else None
 
 
+@pytest.mark.slow
 def test_a_large_exception_from_the_last_node(way: Way, cluster: Cluster):
     with pytest.raises(TrainingFailed) as caught:
         way.launch(raise_large_in_rank, cluster.slots - 1)

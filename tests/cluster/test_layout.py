@@ -80,6 +80,7 @@ def test_torchruns_ranks_are_numbered_executor_by_executor(way: Way, cluster: Cl
     check_layout(way.launch(observe, launcher="torchrun").values, cluster)
 
 
+@pytest.mark.slow
 def test_spark_deals_partitions_in_any_order(way: Way, cluster: Cluster):
     """However the tasks fell, a node's ranks follow each other."""
     for _ in range(6):

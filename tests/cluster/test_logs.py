@@ -68,6 +68,7 @@ def test_lines_come_live(either: Way, tmp_path: Path, monkeypatch: pytest.Monkey
         assert max(late) < LIVE, late
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("logs", "shown"), [("rank0", [0]), ("none", [])])
 def test_whose_lines_are_printed(way: Way, capfd: pytest.CaptureFixture[str], logs: str, shown: list[int]):
     way.launch(programs.print_lines, 10, 1e9, logs=logs)
@@ -76,6 +77,7 @@ def test_whose_lines_are_printed(way: Way, capfd: pytest.CaptureFixture[str], lo
     assert ranks == set(shown)
 
 
+@pytest.mark.slow
 def test_as_much_as_ranks_can_print_does_not_stop_them(way: Way, capfd: pytest.CaptureFixture[str]):
     way.launch(programs.print_lines, 50_000, 1e9)
     lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("[rank ")]

@@ -75,7 +75,7 @@ def test_an_executor_is_killed(way: Way, cluster: Cluster, spark: SparkSession, 
     assert support.wait_until(lambda: clusters.executor_count(spark) == clusters.EXECUTORS, 60)
 
 
-@pytest.mark.parametrize("which", [min, max], ids=["first", "last"])
+@pytest.mark.parametrize("which", [min, pytest.param(max, marks=pytest.mark.slow)], ids=["first", "last"])
 def test_a_python_worker_is_killed(
     way: Way, spark: SparkSession, moments: Path, which: Callable[[set[int]], int]
 ):

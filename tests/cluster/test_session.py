@@ -101,6 +101,7 @@ print("nothing is left")
 """
 
 
+@pytest.mark.slow
 def test_the_end_of_an_application_leaves_nothing(cluster: Cluster, spark: SparkSession, clean: None):
     root = str(Path(__file__).parents[2])
     command = [sys.executable, "-c", STOPS, str(cluster.slots), json.dumps(cluster.confs)]
@@ -196,6 +197,7 @@ def change_everything(folder: str) -> None:
     sys.path.insert(0, folder)
 
 
+@pytest.mark.slow
 def test_runs_of_two_frameworks_and_a_job_of_sparks_own(way: Way, cluster: Cluster, spark: SparkSession):
     plain = Launcher("plain", num_processes=cluster.slots, timeout=60)
     ranks = list(range(cluster.slots))
