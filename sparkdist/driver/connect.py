@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdist.driver.bootstrap import arrow_bootstrap
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
+_IN_PLAN = 16 << 20  # bytes; 120 MB in a plan end a server with Spark's default heap of 1 GB
 _LOOK = 1.0  # s between looks at how the operation fares
 _SUBMIT_TIME = 5.0  # s until Spark must have taken the job; its progress is reported every 2
 _SECOND_LOOK = 20.0  # s; Spark counts slots again after 15, and executors may have come since
@@ -48,7 +52,7 @@ class ConnectJob:
         self._session = session
         self._conf = conf
         self._order = order
-        self._args = (order.to_json(), function, parcel)
+        self._parts = (function, parcel)
         self._resources = resources
         self._tag = f"sparkdist-{uuid.uuid4()}"
         self._tags = {*session.getTags(), self._tag}  # tags are of a thread: these are the caller's
@@ -92,12 +96,21 @@ class ConnectJob:
 
         for tag in self._tags:
             self._session.addTag(tag)
-        mapped = by_value(arrow_bootstrap, *package_zip(), *self._args)
+        parts = [self._upload(part) if len(part) > _IN_PLAN else part for part in self._parts]
+        mapped = by_value(arrow_bootstrap, *package_zip(), self._order.to_json(), *parts)
         numbers = self._session.range(0, self._order.tasks, 1, self._order.tasks)
         # Else the client asks the server what columns numbers have.
         numbers._cached_schema = StructType().add("id", LongType(), False)  # type: ignore[attr-defined]
         schema = StructType().add("header", StringType()).add("body", BinaryType())
         return numbers.mapInArrow(mapped, schema, barrier=True, profile=self._resources).toArrow()
+
+    def _upload(self, data: bytes) -> str:
+        """Has the session carry data to executors as a file, and returns its name there."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, f"sparkdist-{hashlib.sha256(data).hexdigest()}")
+            path.write_bytes(data)
+            self._session.addArtifacts(str(path), file=True)
+        return path.name
 
     def _note(
         self, stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool
