@@ -77,7 +77,7 @@ class ConnectJob:
         except (PreflightError, ConnectionError):
             raise
         except Exception as error:
-            if self._session.is_stopped:  # type: ignore[attr-defined]
+            if self._session.is_stopped or "SESSION_CLOSED" in str(error):  # type: ignore[attr-defined]
                 raise ConnectionError("the Spark session was stopped") from None
             raise RuntimeError(first_lines(error)) from None  # without the server's stacks
         finally:
@@ -153,11 +153,12 @@ class ConnectJob:
         )
 
     def _cores(self) -> int | None:
-        """Returns how many cores the cluster has, or None where the confs hide it.
+        """Returns how many cores the cluster has, or None where confs hide it or cores do not decide.
 
         By default that is the number of partitions of a range, which its plan shows.
         """
-        if self._conf("spark.default.parallelism") or self._conf("spark.sql.leafNodeDefaultParallelism"):
+        hiding = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
+        if self._resources or any(map(self._conf, hiding)):
             return None
         plan = str(self._session.sql("EXPLAIN SELECT * FROM range(10)").collect()[0][0])
         _, found, splits = plan.partition("splits=")
