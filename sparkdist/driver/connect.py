@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tempfile
 import threading
 import time
@@ -18,7 +19,7 @@ from sparkdist.driver.job import answers, by_value
 from sparkdist.driver.local import IMPORTING
 from sparkdist.driver.parcel import package_zip
 from sparkdist.driver.session import first_lines, is_local, server_answers
-from sparkdist.errors import PreflightError
+from sparkdist.errors import ConfigurationError, PreflightError
 from sparkdist.executor.leader import Row
 from sparkdist.executor.order import Order
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
-_IN_PLAN = 16 << 20  # bytes; 120 MB in a plan end a server with Spark's default heap of 1 GB
+_IN_PLAN = 4 << 20  # bytes; 120 MB in a plan end a server with Spark's default heap of 1 GB
 _LOOK = 1.0  # s between looks at how the operation fares
 _SUBMIT_TIME = 5.0  # s until Spark must have taken the job; its progress is reported every 2
 _SECOND_LOOK = 20.0  # s; Spark counts slots again after 15, and executors may have come since
@@ -38,6 +39,9 @@ class ConnectJob:
 
     The operation runs in a thread of its own, since a client whose server is gone goes on trying
     for ten minutes.
+
+    Raises:
+        ConfigurationError: What travels is too large for a plan, and may not be written to disks.
     """
 
     def __init__(
@@ -53,11 +57,18 @@ class ConnectJob:
         self._conf = conf
         self._order = order
         self._parts = (function, parcel)
+        if max(map(len, self._parts)) > _IN_PLAN and conf("spark.io.encryption.enabled") == "true":
+            raise ConfigurationError(
+                "the function, or what is sent with it, is too large to travel without a file, and "
+                "spark.io.encryption.enabled is true, which such a file would not follow. Load it inside the "
+                "function from storage that every rank can read."
+            )
         self._resources = resources
         self._tag = f"sparkdist-{uuid.uuid4()}"
         self._tags = {*session.getTags(), self._tag}  # tags are of a thread: these are the caller's
         self._done: Future[Any] = Future()
         self._thread = threading.Thread(target=self._execute, name="sparkdist-operation", daemon=True)
+        self._sent = math.inf  # when the operation was sent (time.monotonic())
         self._taken = False  # Spark has accepted the job
         self._running = 0  # tasks, as last reported
 
@@ -102,7 +113,9 @@ class ConnectJob:
         # Else the client asks the server what columns numbers have.
         numbers._cached_schema = StructType().add("id", LongType(), False)  # type: ignore[attr-defined]
         schema = StructType().add("header", StringType()).add("body", BinaryType())
-        return numbers.mapInArrow(mapped, schema, barrier=True, profile=self._resources).toArrow()
+        job = numbers.mapInArrow(mapped, schema, barrier=True, profile=self._resources)
+        self._sent = time.monotonic()
+        return job.toArrow()
 
     def _upload(self, data: bytes) -> str:
         """Has the session carry data to executors as a file, and returns its name there."""
@@ -127,16 +140,16 @@ class ConnectJob:
             PreflightError: Spark does not take the job.
             ConnectionError: There is no server any more.
         """
-        began = connected = time.monotonic()
+        connected = time.monotonic()
         patience = _SUBMIT_TIME
         while not wait([self._done], _LOOK).done:
             if server_answers(self._session, _LOOK):
                 connected = time.monotonic()
             elif time.monotonic() - connected > _LOST_TIME:
                 raise ConnectionError(f"the Spark Connect server ({self._session.client.host}) is gone")
-            if not self._taken and time.monotonic() - began > patience:
+            if not self._taken and time.monotonic() - self._sent > patience:
                 self._check_slots(may_wait=patience == _SUBMIT_TIME)
-                patience = _SECOND_LOOK if patience == _SUBMIT_TIME else float("inf")
+                patience = _SECOND_LOOK if patience == _SUBMIT_TIME else math.inf
 
     def _check_slots(self, may_wait: bool) -> None:
         """Refuses a job that Spark has not taken: it never shows a stage of one that is too large."""

@@ -44,6 +44,7 @@ def outcome(what: str, folder: str, settings: dict[str, Any]) -> dict[str, Any]:
         "ranks": (programs.rank,),
         "pair": (rank_of_a_pair,),
         "fail": (fail,),
+        "large": (programs.take, os.urandom(5_000_000)),
         "wait": (programs.announce_and_wait, Path(folder)),
     }
     began = time.time()

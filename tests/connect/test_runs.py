@@ -181,7 +181,7 @@ def is_worker(pid: int) -> bool:
     return b"pyspark.daemon" in command and b"pyspark.daemon" in above and not mark
 
 
-@pytest.mark.parametrize("megabytes", [20, 200])
+@pytest.mark.parametrize("megabytes", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_large_functions_and_large_files(tmp_path: Path, megabytes: int):
     data = os.urandom(1 << 20) * megabytes
     path = tmp_path / "large"
