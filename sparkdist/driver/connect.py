@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import tempfile
 import threading
 import time
@@ -32,6 +33,7 @@ _IN_PLAN = 4 << 20  # bytes; 120 MB in a plan end a server with Spark's default 
 _LOOK = 1.0  # s between looks at how the operation fares
 _SUBMIT_TIME = 5.0  # s until Spark must have taken the job; its progress is reported every 2
 _SECOND_LOOK = 20.0  # s; Spark counts slots again after 15, and executors may have come since
+_STOPPED = re.compile(r"SESSION_CLOSED|INVALID_CURSOR\.DISCONNECTED")  # before the session knows it itself
 _LOST_TIME = 5.0  # s without a connection after which the server counts as lost
 
 
@@ -89,7 +91,7 @@ class ConnectJob:
         except (PreflightError, ConnectionError):
             raise
         except Exception as error:
-            if self._session.is_stopped or "SESSION_CLOSED" in str(error):  # type: ignore[attr-defined]
+            if self._session.is_stopped or _STOPPED.search(str(error)):  # type: ignore[attr-defined]
                 raise ConnectionError("the Spark session was stopped") from None
             raise RuntimeError(first_lines(error)) from None  # without the server's stacks
         finally:
