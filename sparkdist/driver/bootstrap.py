@@ -46,20 +46,27 @@ def bootstrap(
     return run
 
 
-def arrow_bootstrap(*args: Any) -> Callable[[Iterable[Any]], Iterator[Any]]:
+def arrow_bootstrap(
+    digest: str, package: bytes, order: str, *parts: bytes | str
+) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Returns the same for a job over Arrow batches, each row as a batch of `header` (JSON) and `body`.
 
     Args:
-        *args: What `bootstrap` takes.
+        digest: As for `bootstrap`.
+        package: As for `bootstrap`.
+        order: As for `bootstrap`.
+        *parts: Its function and parcel, or the names of files of Spark's that hold them.
     """
-    rows = bootstrap(*args)
 
     def run(batches: Iterable[Any]) -> Iterator[Any]:
         import json
+        from pathlib import Path
 
         import pyarrow
+        from pyspark import SparkFiles
 
-        for header, body in rows(batches):
+        read = [Path(SparkFiles.get(p)).read_bytes() if isinstance(p, str) else p for p in parts]
+        for header, body in bootstrap(digest, package, order, *read)(batches):
             columns = [pyarrow.array([json.dumps(header)]), pyarrow.array([body], pyarrow.binary())]
             yield pyarrow.RecordBatch.from_arrays(columns, names=["header", "body"])
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+import re
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdist.driver.bootstrap import arrow_bootstrap
@@ -16,7 +21,7 @@ from sparkdist.driver.job import answers, by_value
 from sparkdist.driver.local import IMPORTING
 from sparkdist.driver.parcel import package_zip
 from sparkdist.driver.session import Confs, cores_per_task, first_lines, is_local, server_answers
-from sparkdist.errors import PreflightError
+from sparkdist.errors import ConfigurationError, PreflightError
 from sparkdist.executor.leader import Row
 from sparkdist.executor.order import Order
 
@@ -24,9 +29,11 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
+_IN_PLAN = 4 << 20  # bytes; 120 MB in a plan end a server with Spark's default heap of 1 GB
 _LOOK = 1.0  # s between looks at how the operation fares
 _SUBMIT_TIME = 5.0  # s until Spark must have taken the job; its progress is reported every 2
 _SECOND_LOOK = 20.0  # s; Spark counts slots again after 15, and executors may have come since
+_STOPPED = re.compile(r"SESSION_CLOSED|INVALID_CURSOR\.DISCONNECTED")  # before the session knows it itself
 _LOST_TIME = 5.0  # s without a connection after which the server counts as lost
 
 
@@ -35,6 +42,9 @@ class ConnectJob:
 
     The operation runs in a thread of its own, since a client whose server is gone goes on trying
     for ten minutes.
+
+    Raises:
+        ConfigurationError: What travels is too large for a plan, and may not be written to disks.
     """
 
     def __init__(
@@ -49,12 +59,19 @@ class ConnectJob:
         self._session = session
         self._conf = conf
         self._order = order
-        self._args = (order.to_json(), function, parcel)
+        self._parts = (function, parcel)
+        if max(map(len, self._parts)) > _IN_PLAN and conf("spark.io.encryption.enabled") == "true":
+            raise ConfigurationError(
+                "the function, or what is sent with it, is too large to travel without a file, and "
+                "spark.io.encryption.enabled is true, which such a file would not follow. Load it inside the "
+                "function from storage that every rank can read."
+            )
         self._profile = profile
         self._tag = f"sparkdist-{uuid.uuid4()}"
         self._tags = {*session.getTags(), self._tag}  # tags are of a thread: these are the caller's
         self._done: Future[Any] = Future()
         self._thread = threading.Thread(target=self._execute, name="sparkdist-operation", daemon=True)
+        self._sent = math.inf  # when the operation was sent (time.monotonic())
         self._taken = False  # Spark has accepted the job
         self._running = 0  # tasks, as last reported
 
@@ -74,7 +91,7 @@ class ConnectJob:
         except (PreflightError, ConnectionError):
             raise
         except Exception as error:
-            if self._session.is_stopped:  # type: ignore[attr-defined]
+            if self._session.is_stopped or _STOPPED.search(str(error)):  # type: ignore[attr-defined]
                 raise ConnectionError("the Spark session was stopped") from None
             raise RuntimeError(first_lines(error)) from None  # without the server's stacks
         finally:
@@ -93,13 +110,24 @@ class ConnectJob:
 
         for tag in self._tags:
             self._session.addTag(tag)
-        mapped = by_value(arrow_bootstrap, *package_zip(), *self._args)
+        parts = [self._upload(part) if len(part) > _IN_PLAN else part for part in self._parts]
+        mapped = by_value(arrow_bootstrap, *package_zip(), self._order.to_json(), *parts)
         numbers = self._session.range(0, self._order.tasks, 1, self._order.tasks)
         # Else the client asks the server what columns numbers have.
         numbers._cached_schema = StructType().add("id", LongType(), False)  # type: ignore[attr-defined]
         schema = StructType().add("header", StringType()).add("body", BinaryType())
         with idle_workers_spared(self._session, self._conf):
-            return numbers.mapInArrow(mapped, schema, barrier=True, profile=self._profile).toArrow()
+            job = numbers.mapInArrow(mapped, schema, barrier=True, profile=self._profile)
+            self._sent = time.monotonic()
+            return job.toArrow()
+
+    def _upload(self, data: bytes) -> str:
+        """Has the session carry data to executors as a file, and returns its name there."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, f"sparkdist-{hashlib.sha256(data).hexdigest()}")
+            path.write_bytes(data)
+            self._session.addArtifacts(str(path), file=True)
+        return path.name
 
     def _note(
         self, stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool
@@ -116,16 +144,16 @@ class ConnectJob:
             PreflightError: Spark does not take the job.
             ConnectionError: There is no server any more.
         """
-        began = connected = time.monotonic()
+        connected = time.monotonic()
         patience = _SUBMIT_TIME
         while not wait([self._done], _LOOK).done:
             if server_answers(self._session, _LOOK):
                 connected = time.monotonic()
             elif time.monotonic() - connected > _LOST_TIME:
                 raise ConnectionError(f"the Spark Connect server ({self._session.client.host}) is gone")
-            if not self._taken and time.monotonic() - began > patience:
+            if not self._taken and time.monotonic() - self._sent > patience:
                 self._check_slots(may_wait=patience == _SUBMIT_TIME)
-                patience = _SECOND_LOOK if patience == _SUBMIT_TIME else float("inf")
+                patience = _SECOND_LOOK if patience == _SUBMIT_TIME else math.inf
 
     def _check_slots(self, may_wait: bool) -> None:
         """Refuses a job that Spark has not taken: it never shows a stage of one that is too large."""
@@ -142,11 +170,12 @@ class ConnectJob:
         )
 
     def _cores(self) -> int | None:
-        """Returns how many cores the cluster has, or None where the confs hide it.
+        """Returns how many cores the cluster has, or None where confs hide it or cores do not decide.
 
         By default that is the number of partitions of a range, which its plan shows.
         """
-        if self._conf("spark.default.parallelism") or self._conf("spark.sql.leafNodeDefaultParallelism"):
+        hiding = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
+        if self._profile or any(map(self._conf, hiding)):
             return None
         plan = str(self._session.sql("EXPLAIN SELECT * FROM range(10)").collect()[0][0])
         _, found, splits = plan.partition("splits=")

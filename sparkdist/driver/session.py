@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 Confs = Callable[[str], str | None]  # looks up a conf by its name
 
 _WITHOUT_SPARK = 4_000_000_000  # bytes
-_CONNECT = 64_000_000  # bytes; 120 MB end a server that has Spark's default heap of 1 GB, 60 MB do not
 _ANSWER_TIME = 4.0  # s that a server gets to answer at all
 
 
@@ -76,10 +75,8 @@ def carry_limit(session: SparkSession | None) -> int:
     Spark holds them in the driver's heap on their way: a gigabyte ends a JVM of that size, 600 MB
     do not. Half of the heap leaves room for what else is in it.
     """
-    if session is None:
+    if session is None or is_connect(session):  # there, what is large travels as a file
         return _WITHOUT_SPARK
-    if is_connect(session):
-        return _CONNECT
     heap = session.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory()  # type: ignore[union-attr]
     return min(int(heap) // 2, _WITHOUT_SPARK)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,9 @@ from tests.faults import programs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# Without it each remote("local") server of this machine wants the same port.
+os.environ.setdefault("SPARK_TESTING", "1")
 
 
 @pytest.fixture(scope="session")

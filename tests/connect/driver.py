@@ -44,6 +44,7 @@ def outcome(what: str, folder: str, settings: dict[str, Any]) -> dict[str, Any]:
         "ranks": (programs.rank,),
         "pair": (rank_of_a_pair,),
         "fail": (fail,),
+        "large": (programs.take, os.urandom(5_000_000)),
         "wait": (programs.announce_and_wait, Path(folder)),
     }
     began = time.time()
@@ -79,8 +80,11 @@ def main() -> None:
         order = json.loads(line)
         before = signal.getsignal(signal.SIGINT)
         if order.get("stop"):
-            threading.Thread(target=stop_beside, args=(session, Path(order["folder"])), daemon=True).start()
+            stopping = threading.Thread(target=stop_beside, args=(session, Path(order["folder"])))
+            stopping.start()
         said = outcome(order["what"], order.get("folder", ""), order.get("settings", {}))
+        if order.get("stop"):
+            stopping.join()
         said["restored"] = signal.getsignal(signal.SIGINT) is before
         print("\n@" + json.dumps(said), flush=True)
     # The server may be gone, and a client waits for it at its end.

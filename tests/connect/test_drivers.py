@@ -58,7 +58,8 @@ def test_a_session_that_another_thread_stops(tmp_path: Path):
         assert support.wait_until(lambda: dead(pids), 5), support.describe(pids)
         said = made.does("ranks", settings={"local_mode": False})
         assert (said["error"], said["after"] < 5) == ("PreflightError", True)
-        assert made.does("ranks")["values"] == [0, 1]  # on the driver: there is no session
+        said = made.does("ranks")  # on the driver: there is no session
+        assert said.get("values") == [0, 1], said
 
 
 @pytest.mark.slow
@@ -102,3 +103,12 @@ def test_confs_that_are_refused(conf: str):
         said = made.does("ranks")
         assert (said["error"], said["after"] < 5) == ("PreflightError", True)
         assert conf in said["text"]
+
+
+@pytest.mark.slow
+def test_what_must_be_encrypted_on_disk_is_not_sent_as_a_file():
+    with driver(*REMOTE, "spark.io.encryption.enabled=true") as made:
+        said = made.does("large")
+        assert said["error"] == "ConfigurationError"
+        assert "spark.io.encryption.enabled" in said["text"]
+        assert made.does("ranks")["values"] == [0, 1]

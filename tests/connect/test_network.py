@@ -74,6 +74,7 @@ def server(namespaces: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
         command += ["--conf", f"{name}={value}"]
     command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
     environ = {**os.environ, "SPARK_HOME": str(home), "SPARK_NO_DAEMONIZE": "1"}
+    environ.pop("SPARK_TESTING", None)  # it is as a user's
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             command, cwd=folder, env=environ, stdout=log, stderr=log, start_new_session=True

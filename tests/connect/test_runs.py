@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from sparkdist import (
-    ConfigurationError,
     Launcher,
     PreflightError,
     TorchDistributor,
@@ -36,7 +35,7 @@ def failure(program: Any, *args: Any, **settings: Any) -> TrainingFailed:
     with pytest.raises(TrainingFailed) as caught:
         plain(**settings).launch(program, *args)
     assert "JVM" not in str(caught.value)
-    assert "org.apache" not in str(caught.value)
+    assert "\tat org.apache" not in str(caught.value)
     return caught.value
 
 
@@ -182,10 +181,20 @@ def is_worker(pid: int) -> bool:
     return b"pyspark.daemon" in command and b"pyspark.daemon" in above and not mark
 
 
-def test_what_cannot_be_carried_is_refused_before_any_job():
-    data = os.urandom(80_000_000)
-    with pytest.raises(ConfigurationError, match=r"64\.0 MB"):
-        plain().run(lambda: len(data))
+@pytest.mark.parametrize("megabytes", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_large_functions_and_large_files(tmp_path: Path, megabytes: int):
+    data = os.urandom(1 << 20) * megabytes
+    path = tmp_path / "large"
+    path.write_bytes(data)
+
+    def sizes() -> tuple[int, int]:
+        import sparkdist
+
+        return len(data), os.stat(sparkdist.context().shipped("large")).st_size
+
+    with pytest.warns(UserWarning, match="the largest part is"):
+        results = plain(ship=[path]).launch(sizes)
+    assert results.values == [(len(data), len(data))] * 2
 
 
 # --- slots --------------------------------------------------------------------------------------
