@@ -23,6 +23,7 @@ from sparkdist.driver.board import Board
 from sparkdist.driver.closure import capture
 from sparkdist.driver.connect import ConnectJob
 from sparkdist.driver.environment import for_ranks
+from sparkdist.driver.interrupt import keyboard_interrupts
 from sparkdist.driver.job import BarrierJob
 from sparkdist.driver.local import LocalRun
 from sparkdist.driver.modules import Finder, imports_at_once
@@ -96,6 +97,10 @@ class Launcher:
 
     def launch(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Results:
         """Runs `entry` on every rank and returns every rank's result; see `run`."""
+        with keyboard_interrupts():
+            return self._launch(entry, args, kwargs)
+
+    def _launch(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Results:
         began, started = time.monotonic(), datetime.now(UTC)
         spark = session.choose(self.local_mode, self.settings.spark)
         work = self._pack(entry, args, kwargs, spark)

@@ -255,8 +255,10 @@ def _packages(value: object) -> Path | tuple[str, ...] | None:
 
 
 def _ports(value: object) -> range | None:
-    if value is None or isinstance(value, range):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, range) and value:
+        value = f"{value[0]}-{value[-1]}"
     match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", value.strip()) if isinstance(value, str) else None
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 0 < first <= last < 1 << 16:

@@ -157,3 +157,37 @@ def test_any_bytes_and_a_line_that_never_ends(clean, capfd):
     assert "[rank 0] 100%\n" in out
     assert out.count("y") == 200_000
     assert max(map(len, out.splitlines())) < 140_000
+
+
+def test_a_signal_handler_that_raises_while_a_record_is_told(clean, tmp_path):
+    def busy():
+        logging.getLogger().addHandler(logging.NullHandler())
+
+        def expire(*_):
+            raise TimeoutError
+
+        signal.signal(signal.SIGALRM, expire)
+        expired = 0
+        while expired < 20:
+            signal.setitimer(signal.ITIMER_REAL, 0.003)
+            try:
+                while True:
+                    logging.warning("x" * 9000)
+            except TimeoutError:
+                expired += 1
+        logging.warning("the end")
+        return expired
+
+    assert launch(busy, num_processes=1, logs_json=tmp_path / "a", logs="none").values == [20]
+    told = [str(record["message"]) for record in records(tmp_path / "a")]
+    assert told[-1] == "the end" and set(told[:-1]) == {"x" * 9000}
+
+
+def test_a_line_is_split_between_characters(clean, capfd):
+    def long():
+        sys.stdout.write("é" * 100_000 + "\nshort\n")
+
+    launch(long, num_processes=1)
+    out = capfd.readouterr().out
+    assert out.count("é") == 100_000 and "\\x" not in out
+    assert max(len(line.encode()) for line in out.splitlines()) <= (1 << 16) + len("[rank 0] ")

@@ -74,9 +74,13 @@ def _examine(path: Path, _inode: int, _size: int, _mtime: int) -> Content:
     try:
         for member in _zip_members(path) if path.suffix == ".zip" else _tar_members(path):
             _check(path, member)
-            names.add(_normal(member.name))
-            if member.is_link:
-                links.add(_normal(member.name))
+            name = _normal(member.name)
+            if name in links:  # a file of that name would be written where the link leads
+                raise ConfigurationError(f"environment: {str(path)!r} holds {name!r} again behind a link")
+            names.add(name)
+            # A hard link to a symbolic one is one as well.
+            if member.is_link or (member.target and _normal(member.target) in links):
+                links.add(name)
     except _DAMAGES as error:
         raise ConfigurationError(
             f"environment: {str(path)!r} is damaged or not an archive ({type(error).__name__}: {error}). "

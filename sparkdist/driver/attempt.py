@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -16,7 +16,6 @@ from sparkdist.driver import outcome
 from sparkdist.driver.board import Board
 from sparkdist.driver.console import Console
 from sparkdist.driver.control import ControlChannel, RecordWriter
-from sparkdist.driver.interrupt import keyboard_interrupts
 from sparkdist.driver.records import RecordFile
 from sparkdist.driver.status import Status, phase_of
 from sparkdist.errors import PreflightError, TrainingTimeout
@@ -79,7 +78,6 @@ def run_attempt(
     board = Board()
     with ExitStack() as stack:
         records = _record_file(settings, order, stack)
-        stack.enter_context(keyboard_interrupts())
         console = stack.enter_context(Console())
         channel = stack.enter_context(_listen(endpoint, board, console, records, order))
         order = replace(order, control=channel.address, token=channel.token.hex())
@@ -93,7 +91,7 @@ def run_attempt(
         except KeyboardInterrupt:
             watch.end(_INTERRUPT_GRACE)
             raise
-        except TrainingTimeout:
+        except BaseException:
             watch.end(wire.GRACE)
             raise
         finally:
@@ -103,7 +101,7 @@ def run_attempt(
             if header["kind"] == "log":
                 console.write(header["rank"], header["stderr"], data)
             elif header["kind"] == "record" and records:
-                records(header["rank"], "", header["records"])
+                records(header["rank"], data)
     return board
 
 
@@ -146,7 +144,9 @@ class _Watch:
         try:
             rows = self._gang.run()
         except BaseException as error:
-            reason, last_words = error, rows_in(outcome.message_of(error))
+            reason, last_words = error, None
+            with suppress(Exception):  # a JVM that has just died cannot say what it said
+                last_words = rows_in(outcome.message_of(error))
             if last_words is None:
                 self._board.note(lambda board: board.rows.set_exception(reason))
                 return
@@ -164,9 +164,10 @@ class _Watch:
             limits["timeout"] = self._settings.timeout
         size = self._order.world_size
         self._reach(lambda b: b.rows.done() or bool(b.failed) or len(b.entered) == size, limits)
-        if self._board.failed:
-            self.end(wire.GRACE, _FAILED_TIME)  # its agents do so too; one that never came up does not
         del limits["start_timeout"]
+        self._reach(lambda b: b.rows.done() or bool(b.failed), limits)
+        if self._board.failed:
+            self.end(wire.GRACE, _FAILED_TIME)  # its agents do so too; one that cannot be reached does not
         self._reach(lambda b: b.rows.done(), limits)
 
     def _reach(self, reached: Callable[[Board], bool], limits: dict[str, float]) -> None:
@@ -220,9 +221,13 @@ class _Watch:
             self._channel.stop_ranks(grace)
             patience = grace + rows_time if self._board.nodes else 0.0
             if not self._board.wait(lambda b: b.rows.done(), patience):
-                self._gang.cancel()
+                self._cancel()
                 self._board.wait(lambda b: b.rows.done(), _CANCEL_TIME)
         except KeyboardInterrupt:  # asked for twice: at once
             self._channel.stop_ranks(0.0)
-            self._gang.cancel()
+            self._cancel()
             raise
+
+    def _cancel(self) -> None:
+        with suppress(Exception):  # what ended the gang is to be told, not that Spark is gone
+            self._gang.cancel()

@@ -34,7 +34,7 @@ _LOOK = 1.0  # s between looks at how the operation fares
 _SUBMIT_TIME = 5.0  # s until Spark must have taken the job; its progress is reported every 2
 _SECOND_LOOK = 20.0  # s; Spark counts slots again after 15, and executors may have come since
 _STOPPED = re.compile(r"SESSION_CLOSED|INVALID_CURSOR\.DISCONNECTED")  # before the session knows it itself
-_LOST_TIME = 5.0  # s without a connection after which the server counts as lost
+_LOST_TIME = 15.0  # s without a connection after which the server counts as lost
 
 
 class ConnectJob:
@@ -150,6 +150,7 @@ class ConnectJob:
             if server_answers(self._session, _LOOK):
                 connected = time.monotonic()
             elif time.monotonic() - connected > _LOST_TIME:
+                self.cancel()
                 raise ConnectionError(f"the Spark Connect server ({self._session.client.host}) is gone")
             if not self._taken and time.monotonic() - self._sent > patience:
                 self._check_slots(may_wait=patience == _SUBMIT_TIME)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import secrets
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from sparkdist import wire
@@ -20,10 +21,11 @@ _MAX_OUTCOME = 1 << 40  # bytes; what the driver can hold is for its memory to s
 _MAX_STRANGERS = 64  # connections that have not authenticated yet
 _PATIENCE = 0.1  # s that a stranger has before it makes room for others; an agent needs milliseconds
 
+_SEND_TIME = struct.pack("ll", 5, 0)  # s and us that a frozen agent may hold up the others' orders
 _GATHER_AFTER = 5.0  # s that nodes have to connect after the first one
 
 LogWriter = Callable[[int, bool, bytes], None]
-RecordWriter = Callable[[int, str, list[Mapping[str, Any]]], None]
+RecordWriter = Callable[[int, bytes], None]
 
 
 class ControlChannel:
@@ -34,7 +36,7 @@ class ControlChannel:
         advertise: Address that agents are told.
         board: Where news is written.
         write_log: Gets (rank, is_stderr, whole lines).
-        write_records: Gets (rank, host, what the rank said through Python's logging).
+        write_records: Gets (rank, what it said through Python's logging, as lines of JSON).
         ports: First and last port it may listen on; None for any.
 
     Raises:
@@ -61,6 +63,7 @@ class ControlChannel:
         self._strangers: dict[socket.socket, float] = {}  # since when; the oldest first
         self._room = threading.BoundedSemaphore(_MAX_STRANGERS)
         self._alarm: threading.Timer | None = None
+        self._is_stopping = False
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
         self._listener = wire.bind(bind, ports)
@@ -86,6 +89,7 @@ class ControlChannel:
 
     def stop_ranks(self, grace: float) -> None:
         """Has every agent, also one that connects later, end its ranks within `grace` seconds."""
+        self._is_stopping = True
         self._broadcast({"kind": "stop", "grace": grace}, keep=True)
 
     def hear_out(self, seconds: float) -> None:
@@ -108,13 +112,17 @@ class ControlChannel:
         """Has the nodes find each other by Spark's means if one of them does not get through to here."""
         with self._lock:
             if nodes > 1 and self._alarm is None:
-                self._alarm = threading.Timer(_GATHER_AFTER, self._broadcast, [{"kind": "gather"}, True])
+                self._alarm = threading.Timer(_GATHER_AFTER, self._gather)
                 self._alarm.start()
             complete = self._alarm is not None and len(self._board.nodes) == nodes
             if self._alarm and complete:
                 self._alarm.cancel()
         if complete:
             self._broadcast({"kind": "complete"})
+
+    def _gather(self) -> None:
+        if not self._is_stopping:  # else tasks are ending that would have to take part
+            self._broadcast({"kind": "gather"}, keep=True)
 
     def _start(self, target: Callable[..., None], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, name="sparkdist-control", daemon=True)
@@ -148,10 +156,12 @@ class ControlChannel:
             self._room.acquire()
 
     def _serve(self, conn: socket.socket) -> None:
+        took_leave = False
         with conn:
             try:
                 try:
-                    conn.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    wire.tune(conn)
+                    conn.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIME)
                     wire.prove_as_server(conn, self.token)
                 finally:
                     with self._lock:
@@ -161,25 +171,27 @@ class ControlChannel:
                     self._agents.append(conn)
                     for header in self._last_words:
                         _tell(conn, header)
-                hello: wire.Header = {}
                 while frame := wire.receive(conn, _MAX_OUTCOME):
-                    hello = hello or frame[0]  # an agent's first frame
-                    self._take(*frame, hello)
+                    self._take(*frame)
+                    took_leave = frame[0]["kind"] == "bye"
             except (OSError, ValueError):
                 pass  # a stranger, or an agent that is gone; what became of its ranks comes as rows
             finally:
                 with self._lock:
-                    if conn in self._agents:
+                    was_agent = conn in self._agents
+                    if was_agent:
                         self._agents.remove(conn)
                         self._agent_left.notify_all()
+                if was_agent and not took_leave and not self._closed.is_set():
+                    self._broadcast({"kind": "incomplete"})
 
-    def _take(self, header: wire.Header, body: bytearray, hello: wire.Header) -> None:
+    def _take(self, header: wire.Header, body: bytearray) -> None:
         kind = header["kind"]
         if kind == "log":
             self._write_log(header["rank"], header["stderr"], bytes(body))
         elif kind == "record":
             if self._write_records:
-                self._write_records(header["rank"], hello.get("host", ""), header["records"])
+                self._write_records(header["rank"], bytes(body))
         elif kind == "hello":
             self._board.note(lambda board: board.nodes.__setitem__(header["node"], time.monotonic()))
             self._expect(header["nodes"])
@@ -192,8 +204,10 @@ class ControlChannel:
         elif kind == "returned":
             self._board.note(lambda board: board.returned.__setitem__(header["rank"], time.monotonic()))
         elif kind == "failed":
+            is_first = not self._board.failed
             self._board.note(lambda board: board.failed.append(header["rank"]))
-            self.stop_ranks(wire.GRACE)
+            if is_first:
+                self.stop_ranks(wire.GRACE)
         elif kind == "outcome":
             self._board.note(lambda board: board.outcomes.__setitem__(header["rank"], body))
         elif kind == "stacks":

@@ -4,50 +4,61 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from sparkdist.driver.session import Confs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What may be set in a session, and only for DataFrames; without it, the application's counts for all jobs.
-_KILL = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
-_SECONDS = "spark.sql.execution.pyspark.udf.idleTimeoutSeconds"
-_OF_APPLICATION = {
-    _KILL: "spark.python.worker.killOnIdleTimeout",
-    _SECONDS: "spark.python.worker.idleTimeoutSeconds",
-}
+# What executors were started with: it counts for all jobs, and for DataFrames where the session says nothing.
+_OF_EXECUTORS = "spark.python.worker"
+_OF_SESSION = "spark.sql.execution.pyspark.udf"
+_KILL = f"{_OF_SESSION}.killOnIdleTimeout"
 
+
+@dataclass
+class _Spared:
+    """The runs of a session that need the killer off."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    runs: int = 0
+    before: str | None = None
+
+
+_spared: WeakKeyDictionary[SparkSession, _Spared] = WeakKeyDictionary()
 _lock = threading.Lock()
-_spared: dict[int, list[str | None]] = {}  # by session: for each run what the conf was before the first
 
 
-def kills_idle_workers(conf: Confs) -> bool:
-    """Says whether a session has Python workers killed that send nothing for a while."""
-
-    def look_up(name: str) -> str:
-        return conf(name) or conf(_OF_APPLICATION[name]) or ""
-
-    return look_up(_KILL).lower() == "true" and look_up(_SECONDS) not in ("", "0", "0s")
+def executors_kill(conf: Confs) -> bool:
+    """Says whether executors end Python workers that send nothing for a while, whatever a session says."""
+    kills, seconds = (conf(f"{_OF_EXECUTORS}.{what}") for what in ("killOnIdleTimeout", "idleTimeoutSeconds"))
+    return (kills or "").lower() == "true" and seconds not in (None, "0", "0s")
 
 
 @contextmanager
 def idle_workers_spared(session: SparkSession, conf: Confs) -> Iterator[None]:
-    """Switches the killer off for DataFrames of the session, if it is on, until no run needs it off."""
+    """Switches the killer off for DataFrames of the session, if it may be on, until no run needs it off."""
     with _lock:
-        befores = _spared.get(id(session), [])
-        is_spared = bool(befores) or kills_idle_workers(conf)
-        if is_spared:
-            _spared[id(session)] = [*befores, befores[0] if befores else conf(_KILL)]
+        spared = _spared.setdefault(session, _Spared())
+    with spared.lock:
+        is_on = spared.runs > 0 or (conf(_KILL) or "").lower() == "true" or executors_kill(conf)
+        if is_on:
+            if not spared.runs:
+                spared.before = conf(_KILL)
             session.conf.set(_KILL, False)
+            spared.runs += 1
     try:
         yield
     finally:
-        if is_spared:
-            with _lock:
-                before = _spared[id(session)].pop()
-                if not _spared[id(session)]:
-                    del _spared[id(session)]
-                    session.conf.unset(_KILL) if before is None else session.conf.set(_KILL, before)
+        if is_on:
+            with spared.lock, suppress(Exception):  # a session that has ended takes it along
+                spared.runs -= 1
+                if not spared.runs:
+                    if spared.before is None:
+                        session.conf.unset(_KILL)
+                    else:
+                        session.conf.set(_KILL, spared.before)

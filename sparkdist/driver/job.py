@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkdist.driver.bootstrap import arrow_bootstrap, bootstrap, unpack_package
-from sparkdist.driver.idle import idle_workers_spared, kills_idle_workers
+from sparkdist.driver.idle import executors_kill, idle_workers_spared
 from sparkdist.driver.local import IMPORTING, own_folder
 from sparkdist.driver.parcel import package_zip
 from sparkdist.driver.session import Confs, is_local
@@ -68,7 +68,7 @@ class BarrierJob:
         description = f"sparkdist run {self._order.run_id}: {self._order.world_size} ranks"
         self._context.setJobGroup(self._group, description, interruptOnCancel=False)
         args = (*package_zip(), order.to_json(), self._function, self._parcel)
-        if kills_idle_workers(self._conf):
+        if executors_kill(self._conf):
             return self._run_as_dataframe(by_value(arrow_bootstrap, *args))
         tasks = self._context.parallelize(range(order.tasks), order.tasks)
         rdd = tasks.barrier().mapPartitions(by_value(bootstrap, *args))
@@ -105,8 +105,12 @@ class BarrierJob:
         return order
 
     def cancel(self) -> None:
-        """Has Spark cancel the job: what is left where agents cannot be reached."""
-        self._context.cancelJobGroup(self._group)
+        """Has Spark cancel the job, also one that is about to be submitted."""
+        scala = self._context._jsc.sc()
+        try:
+            scala.cancelJobGroupAndFutureJobs(self._group)
+        except Exception:  # Spark 3.5 has only this one
+            scala.cancelJobGroup(self._group)
 
     def is_unheard(self) -> bool:
         """Says whether tasks are running that may be unable to reach the driver."""
@@ -131,7 +135,9 @@ class BarrierJob:
         """Returns a thread that keeps the caller's job properties, such as its scheduler pool."""
         from pyspark import InheritableThread
 
-        return InheritableThread(target)
+        thread = InheritableThread(target)
+        thread.daemon = True  # Spark may take long to end a job that nobody waits for any more
+        return thread
 
 
 def answers(address: tuple[str, int] | None) -> bool:

@@ -82,8 +82,10 @@ def _reason(error: BaseException) -> str:
 
 def message_of(error: BaseException) -> str:
     """Returns an error's message, of one from Spark's side what the JVM says."""
-    java = getattr(error, "java_exception", None)  # py4j hides the message behind a call's name
-    return str(java.getMessage()) if java else values.safe_text(error)
+    try:
+        return str(error.java_exception.getMessage())  # type: ignore[attr-defined]
+    except Exception:  # it is none of py4j's, or there is no JVM any more
+        return values.safe_text(error)
 
 
 def _failures(rows: list[Row], board: Board) -> dict[int, Failure]:

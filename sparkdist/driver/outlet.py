@@ -33,8 +33,11 @@ class Outlet:
         try:
             # A subclass, or anything else, may do more than write to its descriptor.
             if type(stream) is TextIOWrapper and (fd := _descriptor(stream)) is not None:
+                data = text.encode(stream.encoding, errors="backslashreplace")
+                if not self._is_open(fd):
+                    return data.count(b"\n")
                 stream.flush()  # what others have written into it
-                return self._feed(fd, text.encode(stream.encoding, errors="backslashreplace"))
+                return self._feed(fd, data)
             _write(stream, text)
         except Exception:
             pass  # whoever made the stream knows why; the training goes on
@@ -44,14 +47,8 @@ class Outlet:
     def _feed(self, fd: int, data: bytes) -> int:
         # Not by the stream: a thread that is stuck in its write keeps its lock, and Python dies of
         # that when it exits.
-        poll = select.poll()
-        poll.register(fd, select.POLLOUT)
         start = 0
-        while start < len(data):
-            if not poll.poll(0 if self.given_up else _LOOK_AGAIN):
-                if self.given_up:
-                    break
-                continue
+        while start < len(data) and self._is_open(fd):
             end = data.rfind(b"\n", start, start + _CHUNK) + 1 or start + _CHUNK
             try:
                 start += os.write(fd, data[start:end])
@@ -59,6 +56,15 @@ class Outlet:
                 continue
             self.moves += 1
         return data.count(b"\n", start)
+
+    def _is_open(self, fd: int) -> bool:
+        """Waits until a stream takes something; returns False if it has been given up before."""
+        poll = select.poll()
+        poll.register(fd, select.POLLOUT)
+        while not poll.poll(0 if self.given_up else _LOOK_AGAIN):
+            if self.given_up:
+                return False
+        return True
 
 
 def _descriptor(stream: TextIO) -> int | None:

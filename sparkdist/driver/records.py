@@ -6,7 +6,6 @@ import json
 import os
 import threading
 import warnings
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -57,19 +56,26 @@ class RecordFile:
                 stacklevel=2,
             )
 
-    def write(self, rank: int, host: str, records: list[Mapping[str, Any]]) -> None:
+    def write(self, rank: int, lines: bytes) -> None:
         """Appends one line for each record of a rank.
 
         Args:
             rank: The rank.
-            host: Its host.
-            records: What it said; `time` is in seconds since 1970.
+            lines: What it said, each record as a line of JSON with `host` and with `time` in seconds
+                since 1970; or how many were `dropped` on the way.
         """
         with self._lock:
-            for record in records:
-                said = datetime.fromtimestamp(record["time"], UTC).isoformat(timespec="microseconds")
-                rest = {name: value for name, value in record.items() if name != "time"}
-                line = {"time": said, "rank": rank, "host": host, **rest, **self._common}
+            for text in lines.splitlines():
+                record = json.loads(text)
+                if "dropped" in record:
+                    self._lose("they came faster than they were read", record["dropped"])
+                    continue
+                try:
+                    said = datetime.fromtimestamp(record.pop("time"), UTC).isoformat(timespec="microseconds")
+                except (ValueError, OverflowError, OSError):
+                    self._lose("a record has no time that there is")
+                    continue
+                line = {"time": said, "rank": rank, "host": record.pop("host"), **record, **self._common}
                 self._append(json.dumps(line).encode() + b"\n")
 
     def _append(self, line: bytes) -> None:
@@ -85,6 +91,6 @@ class RecordFile:
         if self._is_torn:
             self._lose("there was no room for all of a line")
 
-    def _lose(self, reason: str) -> None:
-        self._lost += 1
+    def _lose(self, reason: str, count: int = 1) -> None:
+        self._lost += count
         self._reason = self._reason or reason

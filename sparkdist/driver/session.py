@@ -118,8 +118,13 @@ def server_answers(session: SparkSession, timeout: float) -> bool:
     import grpc
 
     try:
-        grpc.channel_ready_future(session.client._channel).result(timeout)
-    except (grpc.FutureTimeoutError, ValueError):  # the second: it has been closed
+        ready = grpc.channel_ready_future(session.client._channel)
+    except ValueError:  # it has been closed
+        return False
+    try:
+        ready.result(timeout)
+    except (grpc.FutureTimeoutError, ValueError):
+        ready.cancel()
         return False
     return True
 
@@ -137,9 +142,9 @@ def control_endpoint(session: SparkSession, conf: Confs) -> tuple[str, str]:
     On Connect spark.driver.host names the server. So it is this client's own route to the server,
     or, where the server is on this host, the server's route to its executors.
     """
-    host = conf("spark.driver.host") or "127.0.0.1"
+    host = (conf("spark.driver.host") or "127.0.0.1").strip("[]")  # Spark's way to write one of IPv6
     if not is_connect(session):
-        return conf("spark.driver.bindAddress") or host, host
+        return (conf("spark.driver.bindAddress") or host).strip("[]"), host
     try:
         own = address_towards(session.client.host.strip("[]"))
         if ipaddress.ip_address(own).is_loopback and not is_local(conf("spark.master")):

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol, TextIO
 
 from sparkdist.driver.board import Board
@@ -66,11 +67,11 @@ class Status:
     def draw(self, outlet: Outlet) -> None:
         """Shows the phase as it is now."""
         if self._screen and time.monotonic() >= self._first:
-            self._try(lambda screen: screen.show(*self._texts(), outlet))
+            self._try(lambda screen: screen.show(*self._texts(), outlet), outlet)
 
     def make_way(self, outlet: Outlet) -> None:
         """Removes it until it is drawn again."""
-        self._try(lambda screen: screen.make_way(outlet))
+        self._try(lambda screen: screen.make_way(outlet), outlet)
 
     def beside_others(self, stream: TextIO, text: str) -> str:
         """Returns lines such that they leave nothing of another run's status beside them."""
@@ -80,7 +81,7 @@ class Status:
 
     def end(self, outlet: Outlet) -> None:
         """Removes it."""
-        self._try(lambda screen: screen.end(outlet))
+        self._try(lambda screen: screen.end(outlet), outlet)
         self._screen = None
 
     def _texts(self) -> tuple[str, str]:
@@ -88,13 +89,16 @@ class Status:
         clock = "" if since is None else f" {_clock(since)}"
         return f"sparkdist: {words}{clock}{self._attempt}", f"sparkdist: {words}{self._attempt}"
 
-    def _try(self, action: Callable[[Screen], None]) -> None:
-        if not self._screen:
+    def _try(self, action: Callable[[Screen], None], outlet: Outlet) -> None:
+        screen = self._screen
+        if not screen:
             return
         try:
-            action(self._screen)
+            action(screen)
         except Exception:
             self._screen = None  # the run goes on without it
+            with suppress(Exception):
+                screen.end(outlet)
 
 
 def phase_of(order: Order, board: Board, waiting_for: Callable[[], str]) -> tuple[str, float | None]:

@@ -49,7 +49,11 @@ def run_agent(conn: socket.socket, folder: Path, library_fds: set[int]) -> None:
             return
         agent = Agent(conn, message[0], folder)
         agent.staff.prepare(bytes(function[1]), bytes(parcel[1]), library_fds)
-        agent.run()
+        try:
+            agent.run()
+        except NodeError:
+            agent.link.close()
+            raise
     except (BrokenPipeError, ConnectionResetError):
         pass  # the task is gone
     except NodeError as error:
@@ -68,38 +72,39 @@ class Agent:
         self.node = Node(**message["node"])
         self._is_script = self.order.script is not None
         self._conn = conn
-        self._link = Link(dial(self.order))
+        self.link = Link(dial(self.order))
         self.staff = Staff(self.order, self.node, message, folder)
         self._pumps = {rank.rank: LogPump(rank.rank, self._emitter(rank.rank)) for rank in self.staff.ranks}
         self._selector = selectors.DefaultSelector()
         self._task_frames = wire.FrameReader(max_body=0)
         self._gathering = False
-        self._some_unheard = False  # whether a node is there that the driver cannot tell anything
+        self._complete = self.node.count == 1  # whether the driver can tell every node of a failure
+        self._some_unheard = False  # whether a node is there that it cannot tell anything
         self._kill_at: float | None = None
         self._dump_until: float | None = None
         self._memory_kills = process.memory_kills()
 
     def _emitter(self, rank: int) -> Callable[[int, bool, bytes], None] | None:
         wanted = self.order.logs == "all" or (self.order.logs == "rank0" and rank == 0)
-        return self._link.send_log if wanted else None
+        return self.link.send_log if wanted else None
 
     def run(self) -> None:
         """Runs the ranks to their end and reports to the task."""
-        self._link.send(
-            {"kind": "hello", "node": self.node.index, "nodes": self.node.count, "host": socket.gethostname()}
-        )
+        self.link.send({"kind": "hello", "node": self.node.index, "nodes": self.node.count})
         self._watch(self._conn, self._task_spoke)
-        if self._link.sock:
-            self._watch(self._link.sock, self._driver_spoke)
+        if self.link.sock:
+            self._watch(self.link.sock, self._driver_spoke)
         self.staff.park()
         for rank in self.staff.ranks:
             self._watch_rank(rank)
         self._meeting_point = self.staff.open_store()
-        if not self._link.up:
+        if not self.link.up:
             self._gather()
         if self._meeting_point:
             address, port = self._meeting_point
-            self._link.send({"kind": "store", "address": address, "port": port})
+            self.link.send({"kind": "store", "address": address, "port": port})
+            if not self.link.up:
+                self._gather()
             self._start_ranks(address, port)
         while self.staff.busy():
             self._turn()
@@ -135,32 +140,32 @@ class Agent:
             pass  # unwatched already, or closed
 
     def _turn(self) -> None:
-        waiting = self._link.pending or self._kill_at or self._dump_until
+        waiting = self.link.pending or self._kill_at or self._dump_until
         ready = self._selector.select(_PULSE if waiting else None)
         # Deaths first: a killed rank's peers fail within a moment of it, and it is the cause.
         ready.sort(key=lambda item: item[0].data[0] != self._rank_ended)
         for key, _ in ready:
             action, args = key.data
             action(*args)
-        self._link.push()
+        self.link.push()
         now = time.monotonic()
         if self._kill_at and now > self._kill_at:
             self.staff.signal(signal.SIGKILL)
         if self._dump_until and (now > self._dump_until or self.staff.stacks_printed()):
             self._dump_until = None
             stacks = {rank.rank: rank.read_stacks() for rank in self.staff.living()}
-            self._link.send({"kind": "stacks", "stacks": stacks})
+            self.link.send({"kind": "stacks", "stacks": stacks})
 
     def _task_spoke(self) -> None:
         data = self._conn.recv(1 << 16)
         if not data:
             raise ConnectionResetError
         for header, _ in self._task_frames.feed(data):
-            self._link.send({"kind": "gathered", "nodes": self.node.count})
+            self.link.send({"kind": "gathered", "nodes": self.node.count})
             self._start_ranks(*header["store"])
 
     def _driver_spoke(self) -> None:
-        for header in self._link.receive():
+        for header in self.link.receive():
             if header["kind"] == "store":
                 self._start_ranks(header["address"], header["port"])
             elif header["kind"] == "stop":
@@ -174,13 +179,20 @@ class Agent:
             elif header["kind"] == "gather":
                 self._gather()
             elif header["kind"] == "complete":
-                self._some_unheard = False
-        if not self._link.up:
-            self._forget(self._link.sock)
-            if not self.staff.started and not self._gathering:
-                raise NodeError(
-                    f"node {self.node.index} lost the driver at {self.order.control} before it could start"
-                )
+                self._complete, self._some_unheard = True, False
+            elif header["kind"] == "incomplete":
+                self._lose_node()
+        if not self.link.up:
+            self._forget(self.link.sock)
+            self._lose_node()
+
+    def _lose_node(self) -> None:
+        """Notes that the driver cannot tell every node of a failure any more."""
+        if self.node.count == 1:
+            return
+        self._complete = False
+        if not self.staff.started and not self._gathering:
+            raise NodeError(f"a node lost the driver at {self.order.control} before all of them had started")
 
     def stop(self, grace: float = wire.GRACE) -> None:
         """Asks every living rank to end, and kills it after `grace` seconds."""
@@ -200,7 +212,7 @@ class Agent:
         for header, _ in rank.frames.feed(data):
             pid = rank.pid
             if header["kind"] == "record":
-                self._link.send_record({**header, "rank": rank.rank})
+                self.link.send_record(rank.rank, {"host": socket.gethostname(), **header["record"]})
                 continue
             rank.take_event(header)
             if rank.pid != pid and rank.pidfd >= 0:
@@ -209,7 +221,7 @@ class Agent:
                 self._failed(rank)
             elif header["kind"] != "started":
                 kind = "returned" if header["kind"] in RETURNED else "entered"
-                self._link.send({"kind": kind, "rank": rank.rank})
+                self.link.send({"kind": kind, "rank": rank.rank})
 
     def _failed(self, rank: Rank) -> None:
         """Notes a failure; the gang lives and dies together, unless a launcher decides about it."""
@@ -227,7 +239,7 @@ class Agent:
         """Has the other nodes stopped."""
         for failed in sorted(self.staff.ranks, key=lambda rank: rank.failed_at):
             if failed.failed_at:
-                self._link.send({"kind": "failed", "rank": failed.rank})
+                self.link.send({"kind": "failed", "rank": failed.rank})
 
     def _rank_printed(self, rank: Rank, is_stderr: bool) -> None:
         fd = rank.pipes.stderr if is_stderr else rank.pipes.stdout
@@ -273,11 +285,12 @@ class Agent:
     def _finish(self) -> None:
         """Ends what ranks left behind and reports to driver and task."""
         process.end_descendants()
-        rows, blobs = report.outcomes(self.staff, self._link, self._pumps, self._memory_kills)
-        self._link.close()
-        for row in rows:
-            row["unheard"] = self._some_unheard or not self._link.up
-        for header, data in self._link.left_over(wire.LOGS_LIMIT // self.order.world_size):
-            rows.append({**header, "size": len(data)})
-            blobs.append(data)
-        wire.send(self._conn, {"kind": "done", "rows": rows}, b"".join(blobs))
+        rows = report.outcomes(self.staff, self.link, self._pumps, self._memory_kills)
+        self.link.close()
+        for row, _ in rows:
+            row["unheard"] = self._some_unheard or not self.link.up
+            row["untold"] = not (self._complete and self.link.up)
+        rows += self.link.left_over(wire.LOGS_LIMIT // self.order.world_size)
+        for row, data in rows:
+            wire.send(self._conn, {"kind": "row", "row": row}, data)
+        wire.send(self._conn, {"kind": "done"})

@@ -11,7 +11,6 @@ import select
 import shutil
 import signal
 import socket
-import struct
 import sys
 import time
 import warnings
@@ -200,8 +199,7 @@ class _Server:
         except BlockingIOError:
             return
         conn.setblocking(True)
-        peer = conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        if struct.unpack("3i", peer)[1] != os.geteuid():
+        if process.user_of(conn) != os.geteuid():
             conn.close()
             return
         self._fork_agent(conn)

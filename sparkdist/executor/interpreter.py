@@ -13,6 +13,7 @@ from sparkdist.executor.checks import PYTHON
 from sparkdist.executor.order import NodeError
 
 _RUN_TIME = 60.0  # s; a cold disk may need some for the first start
+_UNPACK_TIME = 1800.0  # s; it goes through every file, and one that is ended in the middle stays damaged
 _VERSION = "import sys; print(*sys.version_info[:2], sep='.')"
 _ELSEWHERE = (
     "A venv holds links to the Python that it was made with: install that one at the same place on every "
@@ -20,19 +21,21 @@ _ELSEWHERE = (
 )
 
 
-def make_ready(python: str, label: str, versions: Mapping[str, str]) -> None:
+def make_ready(python: str, label: str, versions: Mapping[str, str], environ: Mapping[str, str]) -> None:
     """Sees to it that an environment's interpreter runs here, as the driver's version of Python.
 
     Args:
         python: The interpreter, `bin/python` in the environment's folder.
         label: What the user calls the environment.
         versions: The driver's versions, by name.
+        environ: What it starts with.
 
     Raises:
         NodeError: It does not run, or is of another version.
     """
-    _unpack_conda(python, label)
-    found, wanted = _run("its Python", [python, "-I", "-c", _VERSION], label), versions.get(PYTHON)
+    _unpack_conda(python, label, environ)
+    found = _run("its Python", [python, "-I", "-c", _VERSION], label, environ, _RUN_TIME)
+    wanted = versions.get(PYTHON)
     if wanted and found != wanted:
         link = f" (a link to {os.path.realpath(python)})" if os.path.islink(python) else ""
         raise NodeError(
@@ -41,7 +44,7 @@ def make_ready(python: str, label: str, versions: Mapping[str, str]) -> None:
         )
 
 
-def _unpack_conda(python: str, label: str) -> None:
+def _unpack_conda(python: str, label: str, environ: Mapping[str, str]) -> None:
     """Has conda's own script put this place into the files that name the place of the packing."""
     script = Path(python).with_name("conda-unpack")
     done = script.with_name(".sparkdist-unpacked")
@@ -51,16 +54,16 @@ def _unpack_conda(python: str, label: str) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)  # servers of several kinds may start at once
         if not done.exists():
-            _run("its conda-unpack", [python, str(script)], label)
+            _run("its conda-unpack", [python, str(script)], label, environ, _UNPACK_TIME)
             done.touch()
     finally:
         os.close(fd)
 
 
-def _run(what: str, command: list[str], label: str) -> str:
-    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+def _run(what: str, command: list[str], label: str, environ: Mapping[str, str], seconds: float) -> str:
+    environ = {name: value for name, value in environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     try:
-        done = subprocess.run(command, env=environ, cwd="/", capture_output=True, timeout=_RUN_TIME)
+        done = subprocess.run(command, env=environ, cwd="/", capture_output=True, timeout=seconds)
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
     else:

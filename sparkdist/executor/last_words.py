@@ -13,7 +13,7 @@ import zlib
 
 from sparkdist.executor.leader import Row
 
-_LIMIT = 256 << 10  # bytes of a body that come along; a failure's text is in its header
+_LIMIT = 256 << 10  # bytes of bodies that come along; a failure's text is in its header
 _MARK = re.compile(r"sparkdist\(([A-Za-z0-9+/=]+)\)")
 
 
@@ -25,7 +25,17 @@ class GangLost(Exception):
     """
 
     def __init__(self, rows: list[Row]) -> None:
-        told = [(header, base64.b64encode(body[:_LIMIT]).decode()) for header, body in rows]
+        room, told = _LIMIT, []
+        # What is said of ranks is worth more than lines, and of these the last ones.
+        for header, body in sorted(rows, key=lambda row: row[0]["kind"] in ("log", "record")):
+            if len(body) <= room:
+                room -= len(body)
+                told.append((header, base64.b64encode(body).decode()))
+            elif header["kind"] == "log":
+                told.append((header, base64.b64encode(body[len(body) - room :]).decode()))
+                room = 0
+            elif header["kind"] != "record":
+                told.append((header, ""))
         text = base64.b64encode(zlib.compress(json.dumps(told).encode())).decode()
         super().__init__(f"sparkdist({text})")
 

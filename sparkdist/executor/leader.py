@@ -96,24 +96,36 @@ def lead(
             "root": site.root,
         }
         try:
-            limit = node.size * wire.ROW_LIMIT + wire.LOGS_LIMIT
             wire.send(conn, message)
             wire.send(conn, {"kind": "function"}, function)
             wire.send(conn, {"kind": "parcel"}, parcel)
-            answer = wire.receive(conn, limit)
-            if answer and answer[0]["kind"] == "gather":
-                store = _gather(gather, answer[0]["store"])
-                with suppress(BrokenPipeError):  # an agent that has ended meanwhile has left its answer
-                    wire.send(conn, {"kind": "store", "store": store})
-                answer = wire.receive(conn, limit)
+            return _answer(conn, gather)
         except OSError:
-            answer = None
-    if answer is None:
-        return [_lost(rank, node) for rank in range(node.first_rank, node.first_rank + node.size)]
-    header, body = answer
-    if header["kind"] == "error":
-        raise NodeError(header["message"])
-    return _rows(header["rows"], bytes(body))
+            pass  # it was killed
+    return [_lost(rank, node) for rank in range(node.first_rank, node.first_rank + node.size)]
+
+
+def _answer(conn: socket.socket, gather: Callable[[str], str]) -> list[Row]:
+    """Serves an agent until it is done; returns its rows.
+
+    Raises:
+        NodeError: It could not start its ranks.
+        OSError: It was lost.
+    """
+    rows: list[Row] = []
+    while frame := wire.receive(conn, wire.LOGS_LIMIT):
+        header, body = frame
+        if header["kind"] == "row":
+            rows.append((header["row"], bytes(body)))
+        elif header["kind"] == "gather":
+            store = _gather(gather, header["store"])
+            with suppress(BrokenPipeError):  # an agent that has ended meanwhile has left its answer
+                wire.send(conn, {"kind": "store", "store": store})
+        elif header["kind"] == "error":
+            raise NodeError(header["message"])
+        else:
+            return rows
+    raise ConnectionResetError
 
 
 def _gather(gather: Callable[[str], str], told: object) -> object:
@@ -182,16 +194,12 @@ def _connect(
     return conn
 
 
-def _rows(headers: list[dict[str, Any]], body: bytes) -> list[Row]:
-    rows, offset = [], 0
-    for header in headers:
-        size = 0 if "sha256" in header else header["size"]
-        rows.append((header, body[offset : offset + size]))
-        offset += size
-    return rows
-
-
 def _lost(rank: int, node: Node) -> Row:
     header = {"kind": "lost", "rank": rank, "node": node.index, "host": socket.gethostname()}
-    header |= {"message": "its agent was killed", "size": 0, "unheard": True, "speechless": True}
+    header |= {
+        "message": "its agent was killed",
+        "unheard": True,
+        "untold": True,
+        "speechless": True,
+    }
     return header, b""

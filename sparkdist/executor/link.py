@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import socket
 import sys
@@ -10,12 +11,13 @@ from collections import deque
 from collections.abc import Iterator
 
 from sparkdist import wire
-from sparkdist.executor.backlog import Backlog, Piece
+from sparkdist.executor.backlog import LIMIT, Backlog, Piece
 from sparkdist.executor.order import Order
 
 _CONNECT_TIMEOUT = 5.0  # s
 _FLUSH_TIMEOUT = 10.0  # s without any progress until a driver that reads nothing is given up
-_RECORDS = 20_000  # records that wait for a driver that reads too slowly
+_DROPPED = f"of each rank the last {LIMIT >> 20} MiB wait for a driver that does not take them"
+_OUTCOME_TIMEOUT = 60.0  # s, the same, for what cannot reach it otherwise
 
 
 def dial(order: Order) -> socket.socket | None:
@@ -27,7 +29,7 @@ def dial(order: Order) -> socket.socket | None:
     except OSError:
         return None
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        wire.tune(sock)
         wire.prove_as_client(sock, bytes.fromhex(order.token))
     except OSError:
         sock.close()
@@ -45,18 +47,19 @@ class Link:
         sock: The socket, or None where the driver never answered.
         up: Whether the driver can be reached.
         logs: Lines that wait to be sent; news goes first.
-        records: What ranks said through Python's logging and waits to be sent.
+        records: What ranks said through Python's logging and waits to be sent, as lines of JSON.
     """
 
     def __init__(self, sock: socket.socket | None) -> None:
         self.sock = sock
         self.up = sock is not None
         self.logs = Backlog()
-        self.records: deque[wire.Header] = deque(maxlen=_RECORDS)
+        self.records = Backlog()
         self._frames = wire.FrameReader(max_body=0)
         self._news: deque[bytes] = deque()
         self._leaving = memoryview(b"")  # what is left of a frame that the socket took a part of
         self._piece: Piece | None = None  # the lines in it
+        self._source = self.logs  # where these come from
         if sock:
             sock.setblocking(False)
 
@@ -76,9 +79,9 @@ class Link:
         self.logs.add(rank, is_stderr, data)
         self.push()
 
-    def send_record(self, header: wire.Header) -> None:
+    def send_record(self, rank: int, record: wire.Header) -> None:
         """Sends a record of Python's logging now or as soon as the driver reads on."""
-        self.records.append(header)
+        self.records.add(rank, False, json.dumps(record).encode() + b"\n")
         self.push()
 
     def push(self) -> None:
@@ -101,11 +104,10 @@ class Link:
         self._piece = None
         if self._news:
             self._leaving = memoryview(self._news.popleft())
-        elif self.records:
-            self._leaving = memoryview(wire.pack(self.records.popleft()))
         else:
-            (self._piece,) = self.logs.take(1)
-            header, data = as_frame(self._piece)
+            self._source = self.logs if self.logs else self.records
+            (self._piece,) = self._source.take(1)
+            header, data = self._as_frame(self._piece, self._source)
             self._leaving = memoryview(wire.pack(header, len(data)) + data)
 
     def receive(self) -> Iterator[wire.Header]:
@@ -135,14 +137,15 @@ class Link:
         assert self.sock
         digest = hashlib.sha256()
         try:
-            self.sock.settimeout(_FLUSH_TIMEOUT)
+            self.sock.settimeout(_OUTCOME_TIMEOUT)
             self.sock.sendall(wire.pack({"kind": "outcome", "rank": rank}, size))
             offset = 0
             while offset < size:
                 piece = os.pread(fd, 1 << 20, offset)
                 digest.update(piece)
-                self.sock.sendall(piece)
                 offset += len(piece)
+                while piece:
+                    piece = piece[self.sock.send(piece) :]
             self.sock.setblocking(False)
         except OSError:
             self._lose()
@@ -150,14 +153,31 @@ class Link:
         return digest.hexdigest()
 
     def left_over(self, limit: int) -> Iterator[tuple[wire.Header, bytes]]:
-        """Takes what the driver has not got, so many bytes of each rank's lines, as frames."""
-        self.logs.shorten(limit)
-        yield from map(as_frame, self.logs.take(sys.maxsize))
-        while self.records:
-            yield {**self.records.popleft()}, b""
+        """Takes what the driver has not got, so many bytes of each rank, as frames: one for each stream."""
+        for source in (self.logs, self.records):
+            source.shorten(limit)
+            streams: dict[tuple[int, bool], bytearray] = {}
+            for piece in (*source.take(sys.maxsize), *source.take_dropped()):
+                _, data = self._as_frame(piece, source)
+                streams.setdefault((piece.rank, piece.is_stderr), bytearray()).extend(data)
+            for (rank, is_stderr), said in streams.items():
+                header, data = self._as_frame(Piece(rank, is_stderr, said), source)
+                yield header, data
+
+    def _as_frame(self, piece: Piece, source: Backlog) -> tuple[wire.Header, bytes]:
+        if source is self.records:
+            notice = json.dumps({"dropped": piece.dropped}).encode() + b"\n" if piece.dropped else b""
+            return {"kind": "record", "rank": piece.rank}, notice + piece.data
+        notice = f"... {piece.dropped} lines dropped: {_DROPPED}\n".encode() if piece.dropped else b""
+        return {"kind": "log", "rank": piece.rank, "stderr": piece.is_stderr}, notice + piece.data
 
     def close(self) -> None:
         """Sends what is left, as long as the driver reads, and closes when it has read all."""
+        self._flush()
+        for piece in self.logs.take_dropped():  # that no line has followed
+            self.logs.add(piece.rank, piece.is_stderr, self._as_frame(piece, self.logs)[1])
+        self._flush()
+        self.send({"kind": "bye"})
         if self._flush() and self.sock:
             self.sock.settimeout(_FLUSH_TIMEOUT)
             try:
@@ -182,11 +202,5 @@ class Link:
         self.up = False
         self._news.clear()
         if self._leaving and self._piece:
-            self.logs.put_back(self._piece)
+            self._source.put_back(self._piece)
         self._leaving = memoryview(b"")
-
-
-def as_frame(piece: Piece) -> tuple[wire.Header, bytes]:
-    """Returns the frame, or the row, of a piece of output."""
-    notice = b"... %d lines dropped: the driver reads too slowly\n" % piece.dropped if piece.dropped else b""
-    return {"kind": "log", "rank": piece.rank, "stderr": piece.is_stderr}, notice + piece.data

@@ -35,14 +35,11 @@ class LogPump:
             return False
         if not data:
             return False
-        said = self._partial[is_stderr] + data
+        said = _with_short_lines(self._partial[is_stderr] + data)
         end = max(said.rfind(b"\n"), said.rfind(b"\r")) + 1  # a progress bar is drawn again behind a \r
-        whole, rest = said[:end], said[end:]
-        if len(rest) > _LINE_LIMIT:
-            whole, rest = said + b"\n", b""
-        self._partial[is_stderr] = rest
-        if whole:
-            self._pass(is_stderr, whole)
+        self._partial[is_stderr] = said[end:]
+        if end:
+            self._pass(is_stderr, said[:end])
         return True
 
     def finish(self, fds: dict[bool, int]) -> None:
@@ -64,3 +61,19 @@ class LogPump:
     def tail(self) -> list[str]:
         """Returns the last lines, stdout and stderr as they came."""
         return [line.decode(errors="backslashreplace") for line in self._tail]
+
+
+def _with_short_lines(said: bytes) -> bytes:
+    """Splits the lines that are too long, but not in the middle of a character of UTF-8."""
+    if len(said) <= _LINE_LIMIT:
+        return said
+    short = []
+    for line in said.split(b"\n"):
+        while len(line) > _LINE_LIMIT:
+            end = next(
+                (e for e in range(_LINE_LIMIT, _LINE_LIMIT - 4, -1) if line[e] & 0xC0 != 0x80), _LINE_LIMIT
+            )
+            short.append(line[:end])
+            line = line[end:]
+        short.append(line)
+    return b"\n".join(short)

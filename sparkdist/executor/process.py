@@ -11,6 +11,8 @@ import ctypes
 import os
 import select
 import signal
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -204,3 +206,9 @@ def _counter(file: Path, name: str) -> int | None:
     except OSError:
         return None
     return next((int(row[1]) for row in rows if row[:1] == [name]), None)
+
+
+def user_of(conn: socket.socket) -> int:
+    """Returns the user at the other end of a Unix socket."""
+    peer = conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", peer)[1])

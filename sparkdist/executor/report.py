@@ -16,8 +16,8 @@ from sparkdist.executor.staff import Staff
 
 def outcomes(
     staff: Staff, link: Link, pumps: Mapping[int, LogPump], memory_kills: int
-) -> tuple[list[wire.Header], list[bytes]]:
-    """Returns a row for each ended rank, and the bytes of the outcomes that are not too large for one.
+) -> list[tuple[wire.Header, bytes]]:
+    """Returns a row for each ended rank, with the bytes of its outcome if they are not too large for one.
 
     Args:
         staff: The ranks.
@@ -27,18 +27,19 @@ def outcomes(
     """
     out_of_memory = process.memory_kills() > memory_kills
     epoch = time.time() - time.monotonic()  # read once, so that moments keep their order
-    rows, blobs = [], []
+    rows = []
     for rank in staff.ranks:
         row = _row(rank, staff, pumps[rank.rank].tail(), epoch)
         if row.get("signal") == "SIGKILL" and out_of_memory:
             row["hint"] = "out of memory: the kernel's limit for this container killed a process"
         size = row["size"] = rank.outcome_size()
+        data = b""
         if size > wire.ROW_LIMIT:
             row["sha256"] = link.send_outcome(rank.rank, rank.pipes.outcome, size)
         else:
-            blobs.append(rank.read_outcome())
-        rows.append(row)
-    return rows, blobs
+            data = rank.read_outcome()
+        rows.append((row, data))
+    return rows
 
 
 def _row(rank: Rank, staff: Staff, tail: list[str], epoch: float) -> wire.Header:

@@ -21,7 +21,7 @@ import pyspark
 from pyspark import BarrierTaskContext, SparkFiles
 
 from sparkdist import wire
-from sparkdist.executor import packages, topology
+from sparkdist.executor import packages, process, topology
 from sparkdist.executor.checks import installed_version
 from sparkdist.executor.last_words import GangLost
 from sparkdist.executor.leader import FAILED, Row, Site, lead
@@ -79,7 +79,7 @@ def _lead(
         if order.gpus_per_task:
             site = replace(site, environ=_gpu_environ(order, [_gpus(context), *followers.gpus()]))
         rows = lead(order, node, site, function, parcel, gather=followers.gather)
-    if node.count > 1 and any(row["kind"] in FAILED and row["unheard"] for row, _ in rows):
+    if node.count > 1 and any(row["kind"] in FAILED and row["untold"] for row, _ in rows):
         raise GangLost(rows)
     return rows
 
@@ -147,7 +147,11 @@ class _Followers:
     def meet(self) -> list[socket.socket]:
         """Waits for each of them to have come."""
         while len(self._met) < self._count:
-            self._met.append(self._listener.accept()[0])
+            follower = self._listener.accept()[0]
+            if process.user_of(follower) == os.geteuid():
+                self._met.append(follower)
+            else:
+                follower.close()  # the socket's name can be read by anybody on this host
         return self._met
 
     def gpus(self) -> list[list[str]]:

@@ -145,7 +145,7 @@ def _connect_or_start(kind: Kind, folder: Path, environ: Mapping[str, str]) -> s
 
 def _spawn(kind: Kind, folder: Path | None, sock: socket.socket, environ: Mapping[str, str]) -> None:
     if kind.python != sys.executable:
-        make_ready(kind.python, kind.environment, kind.versions)
+        make_ready(kind.python, kind.environment, kind.versions, environ)
     arguments = {
         "fd": sock.fileno(),
         "folder": str(folder) if folder else None,

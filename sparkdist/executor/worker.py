@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 from sparkdist import rank_context, values, wire
-from sparkdist.executor import records
 from sparkdist.executor.ranks import STACK_SIGNAL
+from sparkdist.executor.records import Teller, tell
 from sparkdist.frameworks import Framework
 
 _LEAVE_TIME = 5.0  # s that a function's rank gets, its value written, for threads and exit handlers
@@ -68,7 +68,7 @@ def run(ends: Ends, orders: dict[str, Any], function: bytes) -> NoReturn:
     rank_context.enter(rank_context.RankContext(**orders["context"]))
     program = _Program(ends, orders["script"], function)
     if orders["logs_json"]:
-        records.tell(program.say)
+        program.tell_records()
     program.run()
     program.leave()
 
@@ -82,12 +82,11 @@ class _Program:
         self._function = function
         self._code = 0
         self._entered = 0.0
-        self._lock = threading.RLock()
-        self._is_telling = False
+        self._teller: Teller | None = None
 
     def run(self) -> None:
         """Runs it and says how it ended."""
-        self.say(kind="started", pid=os.getpid())
+        self._say(kind="started", pid=os.getpid())
         try:
             value = self._run_script() if self._script else self._run_function()
         except SystemExit as stop:
@@ -122,7 +121,7 @@ class _Program:
 
     def _enter(self) -> None:
         self._entered = time.monotonic()
-        self.say(kind="entered")
+        self._say(kind="entered")
 
     def _returned(self, value: object) -> None:
         try:
@@ -131,18 +130,18 @@ class _Program:
             name = values.type_name(value)
             reason = f"does not pickle ({type(error).__name__}: {wire.cut(values.safe_text(error))})"
             self._write_outcome(values.dumps(None))  # something: the function came to its end
-            self.say(kind="unpicklable", type_name=name, message=reason)
+            self._say(kind="unpicklable", type_name=name, message=reason)
         else:
             self._write_outcome(data)
             seconds = time.monotonic() - self._entered
-            self.say(kind="returned", type_name=values.type_name(value), seconds=seconds)
+            self._say(kind="returned", type_name=values.type_name(value), seconds=seconds)
 
     def _raised(self, error: BaseException) -> None:
         self._code = 1
         if self._script:
             _print_error(_format(error))  # as python would
         self._write_outcome(values.dump_exception(error) or b"")
-        self.say(
+        self._say(
             kind="raised",
             type_name=values.type_name(error),
             message=wire.cut(values.safe_text(error)),
@@ -158,7 +157,7 @@ class _Program:
         if self._script and self._code == 0:
             self._returned(None)
         else:
-            self.say(kind="exited", code=self._code, message=message)
+            self._say(kind="exited", code=self._code, message=message)
 
     def leave(self) -> NoReturn:
         """Ends the process as the interpreter would, except that a function's value waits for nobody."""
@@ -173,6 +172,8 @@ class _Program:
                     stream.flush()
                 except (OSError, ValueError):
                     pass  # closed by the user, or nobody reads any more
+            if self._teller:
+                self._teller.finish()
             os._exit(self._code)
 
     def _write_outcome(self, data: bytes) -> None:
@@ -181,16 +182,21 @@ class _Program:
         while offset < len(view):
             offset += os.pwrite(self._ends.outcome, view[offset:], offset)
 
-    def say(self, **header: Any) -> None:
-        """Tells the agent something; from any thread."""
+    def tell_records(self) -> None:
+        """Has what is said through Python's logging sent from now on."""
+        self._teller = Teller(self._send)
+        tell(self._teller.put)
+
+    def _say(self, **header: Any) -> None:
         data = wire.pack(header)
-        with self._lock:
-            if self._is_telling:
-                return  # a signal handler that logs, while its thread is in the middle of a frame
-            self._is_telling = True
-            while data:
-                data = data[os.write(self._ends.events, data) :]
-            self._is_telling = False
+        if self._teller:
+            self._teller.put(data)
+        else:
+            self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._ends.events, data) :]
 
 
 def _end_after(seconds: float, code: int) -> None:

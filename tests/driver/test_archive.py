@@ -92,6 +92,14 @@ def test_a_member_behind_a_link_is_refused(tmp_path):
     assert "behind a link" in refusal(path)
 
 
+def test_a_file_in_the_place_of_a_link_is_refused(tmp_path):
+    path = tar(tmp_path / "a.tar.gz", "bin/python", link("x", "bin/python"), "x")
+    assert "holds 'x' again behind a link" in refusal(path)
+    hard = link("y", "x", tarfile.LNKTYPE)
+    path = tar(tmp_path / "b.tar.gz", "bin/python", link("x", "lib"), hard, "y/file")
+    assert "behind a link" in refusal(path)
+
+
 def test_a_zips_members_are_looked_at_too(tmp_path):
     path = tmp_path / "env.zip"
     with zipfile.ZipFile(path, "w") as out:

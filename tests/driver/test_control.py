@@ -123,9 +123,44 @@ def test_an_agent_that_is_gone_does_not_keep_the_others_from_hearing(channel, pe
     gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     stays = join(peers, channel)
     gone.close()
+    assert next_frame(stays) == {"kind": "incomplete"}  # a node cannot be told of failures any more
     for grace in (3.0, 2.0, 1.0):
         channel.stop_ranks(grace)
         assert next_frame(stays)["grace"] == grace
+
+
+def test_nobody_misses_an_agent_that_took_its_leave(channel, peers):
+    goes, stays = join(peers, channel), join(peers, channel)
+    wire.send(goes, {"kind": "bye"})
+    goes.close()
+    channel.hear_out(0)
+    channel.stop_ranks(1.0)
+    assert next_frame(stays)["kind"] == "stop"
+
+
+def test_nodes_gather_if_one_of_them_does_not_come(channel, peers, monkeypatch):
+    monkeypatch.setattr("sparkdist.driver.control._GATHER_AFTER", 0.2)
+    first = join(peers, channel)
+    wire.send(first, {"kind": "hello", "node": 0, "nodes": 2})
+    assert next_frame(first) == {"kind": "gather"}
+    second = join(peers, channel)
+    assert next_frame(second) == {"kind": "gather"}  # so that it takes part
+    wire.send(second, {"kind": "hello", "node": 1, "nodes": 2})
+    assert next_frame(first) == next_frame(second) == {"kind": "complete"}
+
+
+def test_nodes_that_are_ending_do_not_gather_any_more(channel, peers, board, monkeypatch):
+    monkeypatch.setattr("sparkdist.driver.control._GATHER_AFTER", 0.2)
+    first = join(peers, channel)
+    wire.send(first, {"kind": "hello", "node": 0, "nodes": 2})
+    wire.send(first, {"kind": "failed", "rank": 0})
+    assert next_frame(first)["kind"] == "stop"
+    assert channel._alarm
+    channel._alarm.join(PATIENCE)
+    late = join(peers, channel)
+    assert next_frame(late)["kind"] == "stop"
+    channel.stop_ranks(0.0)
+    assert next_frame(late) == {"kind": "stop", "grace": 0.0}
 
 
 def test_lines_of_many_agents_stay_whole(channel, peers, board, lines):

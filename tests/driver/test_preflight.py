@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from sparkdist import Launcher, PreflightError
+from sparkdist.driver import session
+from sparkdist.driver.job import BarrierJob
 
 LEGACY = "spark.sql.legacy.setCommandRejectsSparkCoreConfs"  # or Spark refuses to set such a conf
 
@@ -151,3 +154,30 @@ def test_no_port_is_free(spark, jobs):
 def test_one_port_is_too_few_for_store_and_channel_on_one_host(spark):
     with pytest.raises(PreflightError, match="store cannot listen"):
         Launcher("torch", num_processes=2, local_mode=False, ports="29555", timeout=60).run(int)
+
+
+def test_runs_at_once_are_all_spared_by_the_killer_of_idle_workers(set_conf, spark, clean):
+    conf = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
+    application = spark.sparkContext._jsc.sc().conf()
+    application.set("spark.python.worker.idleTimeoutSeconds", "2")
+    application.set("spark.python.worker.killOnIdleTimeout", "true")
+    set_conf("spark.python.worker.idleTimeoutSeconds", 2)
+    set_conf("spark.python.worker.killOnIdleTimeout", True)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            launcher = Launcher("plain", local_mode=False, timeout=60)
+            runs = [pool.submit(launcher.run, sleep_long) for _ in range(2)]
+            assert [run.result() for run in runs] == ["alive", "alive"]
+        assert spark.conf.get(conf) == "true"  # the application's again
+    finally:
+        application.remove("spark.python.worker.idleTimeoutSeconds")
+        application.remove("spark.python.worker.killOnIdleTimeout")
+
+
+def test_a_job_that_is_cancelled_before_it_is_submitted_never_runs(spark):
+    launcher = Launcher("plain", local_mode=False)
+    order, _, _ = launcher._prepare(spark, launcher._pack(int, (), {}, spark))
+    job = BarrierJob(spark, session.confs(spark), order, b"", b"", None)
+    job.cancel()
+    with pytest.raises(Exception, match="cancel"):
+        job.run()

@@ -29,6 +29,10 @@ SAID = {
 }
 
 
+def said(host: str = "h", **more: object) -> bytes:
+    return json.dumps({"host": host, **SAID, **more}).encode() + b"\n"
+
+
 def lines_of(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
@@ -36,7 +40,7 @@ def lines_of(path: Path) -> list[dict[str, object]]:
 def test_a_record_is_a_line(tmp_path):
     path = tmp_path / "log.jsonl"
     with RecordFile(path, attempt=1, run_id="abc") as file:
-        file.write(3, "host-a", [SAID, {**SAID, "exception": "Traceback ..."}])
+        file.write(3, said("host-a") + said("host-a", exception="Traceback ..."))
     first, second = lines_of(path)
     assert list(first) == ["time", "rank", "host", "level", "logger", "message", "attempt", "run_id"]
     assert first == {**SAID, "time": "2023-11-14T22:13:20.250000+00:00", "rank": 3, "host": "host-a"} | {
@@ -53,7 +57,7 @@ def test_a_file_is_continued_and_keeps_its_mode(tmp_path):
     path.write_text('{"of": "another run"}\n')
     path.chmod(0o644)
     with RecordFile(path) as file:
-        file.write(0, "h", [SAID])
+        file.write(0, said())
     assert lines_of(path)[0] == {"of": "another run"} and len(lines_of(path)) == 2
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
@@ -61,7 +65,7 @@ def test_a_file_is_continued_and_keeps_its_mode(tmp_path):
 def append(path: Path, run: str, count: int) -> None:
     with RecordFile(path, run_id=run) as file:
         for i in range(count):
-            file.write(i, "h", [{**SAID, "message": f"{i} " + "x" * (i * 37 % 9000)}])
+            file.write(i, said(message=f"{i} " + "x" * (i * 37 % 9000)))
 
 
 def test_runs_of_several_drivers_share_a_file(tmp_path):
@@ -90,9 +94,9 @@ def test_a_line_behind_one_that_found_no_room_can_be_read(tmp_path):
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     file = RecordFile(path)
-    file.write(0, "h", [{**SAID, "message": "x" * (1 << 20)}])
+    file.write(0, said(message="x" * (1 << 20)))
     assert len(os.read(reader, 1 << 20)) < 1 << 20
-    file.write(1, "h", [SAID])
+    file.write(1, said())
     rest = os.read(reader, 1 << 20)
     os.close(reader)
     with pytest.warns(UserWarning, match="logs_json: 1 lines"):
@@ -128,9 +132,16 @@ def test_what_agents_send_is_written_with_their_host(tmp_path):
         socket.create_connection(channel.address, timeout=10) as agent,
     ):
         wire.prove_as_client(agent, channel.token)
-        wire.send(agent, {"kind": "hello", "node": 0, "nodes": 1, "host": "host-a"})
-        wire.send(agent, {"kind": "record", "rank": 7, "records": [SAID, SAID]})
+        wire.send(agent, {"kind": "hello", "node": 0, "nodes": 1})
+        wire.send(agent, {"kind": "record", "rank": 7}, said("host-a") * 2)
         assert board.wait(lambda b: bool(b.nodes), 10)
         agent.shutdown(socket.SHUT_WR)
         channel.hear_out(10)
     assert [(line["rank"], line["host"]) for line in lines_of(path)] == [(7, "host-a")] * 2
+
+
+def test_an_odd_record_costs_itself_alone(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with pytest.warns(UserWarning, match="logs_json: 8 lines"), RecordFile(path) as file:
+        file.write(0, said(time=1e300) + b'{"dropped": 7}\n' + said())
+    assert len(lines_of(path)) == 1
