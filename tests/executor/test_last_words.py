@@ -10,7 +10,7 @@ from sparkdist.executor.last_words import GangLost, rows_in
 
 
 def test_rows_come_back_from_the_middle_of_any_text():
-    rows = [
+    rows: list[Row] = [
         ({"kind": "raised", "rank": 3, "message": "\ud800 \u2028"}, os.urandom(1000)),
         ({"kind": "error"}, b""),
     ]
