@@ -7,6 +7,7 @@ import os
 import pytest
 
 from sparkdist.executor.last_words import GangLost, rows_in
+from sparkdist.executor.leader import Row
 
 
 def test_rows_come_back_from_the_middle_of_any_text():
