@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from sparkdist import Launcher, TrainingFailed
+from sparkdist.driver.control import ControlChannel
 from sparkdist.errors import ConfigurationError
+from tests import support
 
 
 def launch(function, *args, **settings):
@@ -191,3 +194,66 @@ def test_a_line_is_split_between_characters(clean, capfd):
     out = capfd.readouterr().out
     assert out.count("é") == 100_000 and "\\x" not in out
     assert max(len(line.encode()) for line in out.splitlines()) <= (1 << 16) + len("[rank 0] ")
+
+
+@pytest.mark.parametrize("local_mode", [True, False], ids=["driver", "spark"])
+def test_a_connection_that_is_reset_costs_lines_and_not_the_training(
+    local_mode, spark, clean, capfd, monkeypatch
+):
+    take = ControlChannel._take
+
+    def take_until_lines_come(self, header, body):
+        if header["kind"] == "log":
+            raise ConnectionResetError  # the socket is closed with something in it: a reset
+        take(self, header, body)
+
+    monkeypatch.setattr(ControlChannel, "_take", take_until_lines_come)
+
+    def talk():
+        for number in range(2000):
+            print("line", number, flush=True)
+            time.sleep(0.0005)
+        return "trained"
+
+    with pytest.warns(UserWarning, match=r"spark\.driver\.host"):
+        assert launch(talk, local_mode=local_mode).values == ["trained"] * 2
+    out = capfd.readouterr().out.splitlines()
+    for rank in range(2):
+        numbers = [int(line.split()[-1]) for line in out if line.startswith(f"[rank {rank}] line")]
+        assert len(numbers) > 1000
+        assert numbers == list(range(numbers[0], 2000))  # what was lost is what had been on its way
+
+
+def test_a_driver_that_is_frozen_for_a_while(tmp_path, clean):
+    source = """
+import os, sys, time
+from sparkdist import Launcher
+
+def talk(folder):
+    for number in range(4000):
+        print("line", number, "x" * 5000, flush=True)
+    open(f"{folder}/said", "w").close()
+    return 1
+
+print(Launcher("plain", num_processes=1, local_mode=True, timeout=60).run(talk, sys.argv[1]))
+"""
+    command = [sys.executable, "-c", source, str(tmp_path)]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    with (tmp_path / "out").open("wb") as out:
+        driver = subprocess.Popen(command, stdout=out, env=environ)
+    try:
+        assert support.wait_until(lambda: (tmp_path / "out").stat().st_size > 0, 30)
+        driver.send_signal(signal.SIGSTOP)
+        # 20 MB of lines: the rank gets rid of them though nobody takes them.
+        assert support.wait_until((tmp_path / "said").exists, 30)
+        driver.send_signal(signal.SIGCONT)
+        assert driver.wait(60) == 0
+    finally:
+        driver.kill()
+        driver.wait()
+    lines = (tmp_path / "out").read_text().splitlines()
+    said = [int(line.split()[3]) for line in lines if line.startswith("[rank 0] line")]
+    dropped = [int(line.split()[3]) for line in lines if line.startswith("[rank 0] ...")]
+    assert lines[-1] == "1"
+    assert said == sorted(set(said)) and said[-1] == 3999
+    assert len(said) + sum(dropped) == 4000

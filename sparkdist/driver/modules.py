@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 import sysconfig
+import threading
 import warnings
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ class Unit:
     paths: tuple[Path, ...]
 
 
+_CACHES = threading.Lock()
+
+
 class Finder:
     """Looks for modules without importing any."""
 
@@ -49,7 +53,8 @@ class Finder:
         self._folder = folder
         self._specs: dict[str, ModuleSpec | None] = {}
         # A file written a moment ago may not be in the listings that the import system keeps.
-        importlib.invalidate_caches()
+        with _CACHES:  # two threads that do this at once get in each other's way
+            importlib.invalidate_caches()
 
     def needed_by(self, script: Path) -> Iterator[Unit]:
         """Yields the user's own modules that a script imports, and those that they import."""

@@ -82,7 +82,7 @@ class Staff:
     def open_store(self) -> tuple[str, int] | None:
         """Opens the gang's meeting point if this is its first node; returns address and port.
 
-        The port is bound before anyone is told of it, on the gang's own interface.
+        The port is bound before anyone is told of it, on the gang's own interface; 0 without a store.
 
         Raises:
             NodeError: None of the ports it may have is free.
@@ -90,6 +90,8 @@ class Staff:
         if self.node.index:
             return None
         address = topology.address_towards(self.node.peer)
+        if not (self.framework.has_store or self.framework.whole_node):
+            return address, 0
         try:
             listener = wire.bind(address, self.order.ports)
         except OSError as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 
 from sparkdist import Launcher
@@ -52,12 +53,16 @@ CASES: dict[str, dict[str, Any]] = {
     "3 ranks": {"num_processes": 3},
     "no GPUs": {"num_processes": 2, "use_gpu": False},
     "too many": {"num_processes": 400},
+    "profile": {"num_processes": 4, "resources": {"gpu": 2}},
 }
 
 
 def attempt(**arguments: Any) -> dict[str, Any]:
     began = time.monotonic()
     try:
+        if "resources" in arguments:
+            requests = TaskResourceRequests().cpus(1).resource("gpu", arguments["resources"]["gpu"])
+            arguments["resources"] = ResourceProfileBuilder().require(requests).build
         outcome: Any = Launcher("plain", local_mode=False, timeout=60, **arguments).launch(seen).values
     except Exception as error:
         outcome = f"{type(error).__name__}: {error}"

@@ -38,6 +38,8 @@ def test_one_gpu_for_each_task_on_two_executors():
     assert set(gpus[:2]) == set(gpus[2:]) == {"0", "1"}
     assert len(seen["3 ranks"]) == 3
     assert [devices for _, devices in seen["no GPUs"]] == ["unset", "unset"]
+    assert [local_rank for local_rank, _ in seen["profile"]] == ["0", "1", "0", "1"]  # of two tasks
+    assert set(own_gpus(seen["profile"])[:2]) == {"0", "1"}
     assert "400 slots" in seen["too many"]
     assert "has 4" in seen["too many"]
 
@@ -59,6 +61,7 @@ def test_an_executor_with_fewer_devices_than_spark_believes():
 def test_a_part_of_a_gpu():
     seen = outcomes("local-cluster[1,2,1024]", "0", "0.5")
     assert "gives a task 0.5 of a GPU" in seen["4 ranks"]
+    assert "PreflightError: the run needs 2 slots" in seen["profile"]  # resources= counts before the conf
     assert len(seen["no GPUs"]) == 2
 
 

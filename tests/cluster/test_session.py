@@ -205,3 +205,18 @@ def test_runs_of_two_frameworks_and_a_job_of_sparks_own(way: Way, cluster: Clust
         assert plain.launch(programs.rank).values == ranks
         assert spark.range(100).count() == 100
         assert way.launch(programs.rank).values == ranks
+
+
+def cores_and_node() -> tuple[str, str]:
+    return os.environ["OMP_NUM_THREADS"], os.environ["GROUP_RANK"]
+
+
+def test_resources_for_the_tasks_of_one_run(way: Way, cluster: Cluster, spark: SparkSession):
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    profile = ResourceProfileBuilder().require(TaskResourceRequests().cpus(cluster.cores)).build
+    values = way.launch(cores_and_node, num_processes=EXECUTORS, resources=profile).values
+    assert values == [(str(cluster.cores), str(node)) for node in range(EXECUTORS)]
+    greedy = ResourceProfileBuilder().require(TaskResourceRequests().cpus(cluster.cores + 1)).build
+    with pytest.raises(PreflightError, match="has 0"):
+        way.launch(cores_and_node, num_processes=1, resources=greedy)
