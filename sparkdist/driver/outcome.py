@@ -94,8 +94,9 @@ def _failures(rows: list[Row], board: Board) -> dict[int, Failure]:
     The order in which agents told of failures counts before the times they name: clocks of hosts
     differ. A rank that died without a word comes first all the same: its peers on other nodes saw
     its connection end, and their exceptions may be here before its agent's word. (What dies later
-    has been asked to stop, and is no failure.) A value that does not pickle is not a failure of the
-    training and comes after all.
+    has been asked to stop, and is no failure.) A rank of which only its launcher spoke comes after
+    those that said themselves what happened: launchers of other nodes end theirs. A value that does
+    not pickle is not a failure of the training and comes after all.
     """
     failed = [row for row in rows if row[0]["kind"] in FAILED]
     failed.sort(key=lambda row: _place_in_time(row[0], board.failed))
@@ -105,10 +106,11 @@ def _failures(rows: list[Row], board: Board) -> dict[int, Failure]:
     }
 
 
-def _place_in_time(header: wire.Header, told: list[int]) -> tuple[bool, int, float]:
+def _place_in_time(header: wire.Header, told: list[int]) -> tuple[bool, bool, int, float]:
     rank = header["rank"]
     place = told.index(rank) if rank in told else len(told)
-    return not header.get("speechless"), place, header.get("failed_at", 0.0)
+    doubtful = bool(header.get("secondhand"))
+    return not header.get("speechless"), doubtful, place, header.get("failed_at", 0.0)
 
 
 def _failure(header: wire.Header, data: bytes | bytearray | None, place: int) -> Failure:

@@ -53,4 +53,5 @@ def _row(rank: Rank, staff: Staff, tail: list[str], epoch: float) -> wire.Header
         row["own_error"] = wire.cut(staff.own_error(rank))
         row["failed_at"] = epoch + rank.failed_at
         row["speechless"] = not rank.complained and not staff.framework.whole_node
+        row["secondhand"] = not rank.complained and staff.framework.whole_node
     return row

@@ -218,5 +218,5 @@ def test_resources_for_the_tasks_of_one_run(way: Way, cluster: Cluster, spark: S
     values = way.launch(cores_and_node, num_processes=EXECUTORS, resources=profile).values
     assert values == [(str(cluster.cores), str(node)) for node in range(EXECUTORS)]
     greedy = ResourceProfileBuilder().require(TaskResourceRequests().cpus(cluster.cores + 1)).build
-    with pytest.raises(PreflightError, match="has 0"):
+    with pytest.raises(PreflightError, match="resources= cannot be used on this cluster"):
         way.launch(cores_and_node, num_processes=1, resources=greedy)
