@@ -117,11 +117,13 @@ def test_a_failure_on_one_node_stops_the_others_at_once(channel, peers, board):
     assert board.failed == [4]
 
 
-def test_an_agent_that_is_gone_does_not_keep_the_others_from_hearing(channel, peers):
+def test_an_agent_that_is_gone_does_not_keep_the_others_from_hearing(channel, peers, board):
     gone = join(peers, channel)
     # Closed such that the next send to it fails: with a reset.
     gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     stays = join(peers, channel)
+    wire.send(stays, {"kind": "hello", "node": 0, "nodes": 1})
+    assert board.wait(lambda b: bool(b.nodes), PATIENCE)  # it has been taken in
     gone.close()
     assert next_frame(stays) == {"kind": "incomplete"}  # a node cannot be told of failures any more
     for grace in (3.0, 2.0, 1.0):
