@@ -91,15 +91,17 @@ def message_of(error: BaseException) -> str:
 def _failures(rows: list[Row], board: Board) -> dict[int, Failure]:
     """Makes the failures, the first in time first.
 
-    The order in which agents told of failures counts before the times they name: clocks of hosts
-    differ. A rank that died without a word comes first all the same: its peers on other nodes saw
-    its connection end, and their exceptions may be here before its agent's word. (What dies later
-    has been asked to stop, and is no failure.) A rank of which only its launcher spoke comes after
-    those that said themselves what happened: launchers of other nodes end theirs. A value that does
-    not pickle is not a failure of the training and comes after all.
+    On one host the times count that ranks and agents name. Clocks of hosts differ: between them it
+    is the order in which agents told of failures. A rank that died without a word comes first all
+    the same: its peers on other nodes saw its connection end, and their exceptions may be here
+    before its agent's word. (What dies later has been asked to stop, and is no failure.) A rank of
+    which only its launcher spoke comes after those that said themselves what happened: launchers of
+    other nodes end theirs. A value that does not pickle is not a failure of the training and comes
+    after all.
     """
     failed = [row for row in rows if row[0]["kind"] in FAILED]
-    failed.sort(key=lambda row: _place_in_time(row[0], board.failed))
+    told = board.failed if len({header["host"] for header, _ in failed}) > 1 else []
+    failed.sort(key=lambda row: _place_in_time(row[0], told))
     return {
         header["rank"]: _failure(header, _data(header, blob, board), place)
         for place, (header, blob) in enumerate(failed)

@@ -51,7 +51,7 @@ def _row(rank: Rank, staff: Staff, tail: list[str], epoch: float) -> wire.Header
     elif row["kind"] not in (*RETURNED, "stopped"):
         row["log_tail"] = tail
         row["own_error"] = wire.cut(staff.own_error(rank))
-        row["failed_at"] = epoch + rank.failed_at
+        row["failed_at"] = row.get("at", epoch + rank.failed_at)
         row["speechless"] = not rank.complained and not staff.framework.whole_node
         row["secondhand"] = not rank.complained and staff.framework.whole_node
     return row

@@ -137,7 +137,7 @@ class _Program:
             self._say(kind="returned", type_name=values.type_name(value), seconds=seconds)
 
     def _raised(self, error: BaseException) -> None:
-        self._code = 1
+        self._code, raised_at = 1, time.time()
         if self._script:
             _print_error(_format(error))  # as python would
         self._write_outcome(values.dump_exception(error) or b"")
@@ -146,6 +146,7 @@ class _Program:
             type_name=values.type_name(error),
             message=wire.cut(values.safe_text(error)),
             traceback=wire.cut(_format(error)),
+            at=raised_at,
         )
 
     def _exited(self, stop: SystemExit) -> None:
@@ -157,7 +158,7 @@ class _Program:
         if self._script and self._code == 0:
             self._returned(None)
         else:
-            self._say(kind="exited", code=self._code, message=message)
+            self._say(kind="exited", code=self._code, message=message, at=time.time())
 
     def leave(self) -> NoReturn:
         """Ends the process as the interpreter would, except that a function's value waits for nobody."""
