@@ -65,7 +65,8 @@ def clean(request: pytest.FixtureRequest) -> Iterator[None]:
     if not support.wait_until(lambda: not support.run_processes(), 5):
         pytest.fail(f"of a run, these still live:\n{support.describe(support.run_processes())}")
     # After the processes: what a rank still held would not be ours to blame.
-    assert support.listeners() - listening == set()
+    if not support.wait_until(lambda: not support.listeners() - listening, 5):
+        pytest.fail(f"these still listen: {support.listeners() - listening}")
 
 
 class OtherPython(NamedTuple):
