@@ -33,7 +33,7 @@ _IN_PLAN = 4 << 20  # bytes; 120 MB in a plan end a server with Spark's default 
 _LOOK = 1.0  # s between looks at how the operation fares
 _SUBMIT_TIME = 5.0  # s until Spark must have taken the job; its progress is reported every 2
 _SECOND_LOOK = 20.0  # s; Spark counts slots again after 15, and executors may have come since
-_STOPPED = re.compile(r"SESSION_CLOSED|INVALID_CURSOR\.DISCONNECTED")  # before the session knows it itself
+_STOPPED = re.compile(r"SESSION_CLOSED|INVALID_CURSOR\.DISCONNECTED|Channel closed")  # before it knows itself
 _LOST_TIME = 15.0  # s without a connection after which the server counts as lost
 
 
