@@ -11,9 +11,14 @@ setup:
 # one, or a file in one. make test SLOW=1 runs the slow tests too. (5: a folder had no such test.)
 SUITES = $(or $(filter tests%,$(ARGS)),tests tests/cluster $(wildcard tests/connect))
 
+PYTEST = $(RUN)/pytest $$suite $(if $(SLOW),,-m "not slow") $(filter-out tests%,$(ARGS))
+
+# RETRY=1, for machines that others load too: what failed is tried once more, by itself.
 test: setup
 	@for suite in $(SUITES); do \
-	  ($(RUN)/pytest $$suite $(if $(SLOW),,-m "not slow") $(filter-out tests%,$(ARGS))) || test $$? = 5 || exit 1; \
+	  ($(PYTEST)); code=$$?; \
+	  if [ $$code = 1 ] && [ -n "$(RETRY)" ]; then ($(PYTEST) --last-failed); code=$$?; fi; \
+	  test $$code = 0 -o $$code = 5 || exit 1; \
 	done
 
 lint: setup

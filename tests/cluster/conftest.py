@@ -30,7 +30,10 @@ def work_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["SPARK_WORKER_DIR"] = str(tmp_path_factory.mktemp("work"))
 
 
-@pytest.fixture(scope="session", params=["2x1", pytest.param("2x2", marks=pytest.mark.slow), "standalone"])
+@pytest.fixture(
+    scope="session",
+    params=["2x1", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("2x2", "standalone"))],
+)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Every kind of cluster."""
     if request.param in LOCAL_CLUSTERS:

@@ -20,7 +20,11 @@ def _way(request: pytest.FixtureRequest, name: str) -> Iterator[Way]:
     assert way.launch(programs.rank).values == [0, 1]
 
 
-@pytest.fixture(params=["fast-spark", "fast-local", "torchrun-spark", "torchrun-local"])
+# Each of its interpreters imports torch: seconds for every run.
+TORCHRUN_ON_SPARK = pytest.param("torchrun-spark", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=["fast-spark", "fast-local", TORCHRUN_ON_SPARK, "torchrun-local"])
 def way(request: pytest.FixtureRequest) -> Iterator[Way]:
     """Every launcher at every place: for what a launcher could get wrong."""
     yield from _way(request, request.param)
@@ -38,7 +42,7 @@ def fast(request: pytest.FixtureRequest) -> Iterator[Way]:
     yield from _way(request, request.param)
 
 
-@pytest.fixture(params=["fast-spark", "torchrun-spark"])
+@pytest.fixture(params=["fast-spark", TORCHRUN_ON_SPARK])
 def on_spark(request: pytest.FixtureRequest) -> Iterator[Way]:
     """Every launcher on Spark: for what takes long, or is Spark's."""
     yield from _way(request, request.param)
