@@ -6,12 +6,15 @@ session are seen: they inherit TEST_MARKER from the environment that tests/conft
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 TEST_MARKER = "SPARKDIST_TEST_SESSION"
 RUN_MARKER = "SPARKDIST_RUN_ID"
@@ -96,6 +99,15 @@ def run_processes() -> set[int]:
         if RUN_MARKER in environ or FORKSERVER_MARKER in environ
     }
     return (marked | descendants(servers)) - servers
+
+
+def hear(driver: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a driver of a test says next: a line of JSON behind an @."""
+    assert driver.stdout
+    for line in driver.stdout:
+        if line.startswith("@"):
+            return dict(json.loads(line[1:]))
+    raise AssertionError("the driver ended")
 
 
 def describe(pids: Iterable[int]) -> str:

@@ -98,14 +98,13 @@ class Agent:
         for rank in self.staff.ranks:
             self._watch_rank(rank)
         self._meeting_point = self.staff.open_store()
-        if not self.link.up:
-            self._gather()
         if self._meeting_point:
             address, port = self._meeting_point
             self.link.send({"kind": "store", "address": address, "port": port})
-            if not self.link.up:
-                self._gather()
-            self._start_ranks(address, port)
+        if not self.link.up:
+            self._gather()
+        if self._meeting_point:
+            self._start_ranks(*self._meeting_point)
         while self.staff.busy():
             self._turn()
         self._finish()

@@ -32,14 +32,10 @@ class Piece:
 
 
 class Backlog:
-    """A queue that never refuses; where a rank has too much in it, that rank's oldest lines go.
+    """A queue that never refuses; where a rank has too much in it, that rank's oldest lines go."""
 
-    Args:
-        limit: Bytes that each rank may have in it.
-    """
-
-    def __init__(self, limit: int = LIMIT) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
+        self._limit = LIMIT
         self._numbers = itertools.count()
         self._pieces: OrderedDict[int, Piece] = OrderedDict()  # by number; any may go at no cost
         self._of_rank: defaultdict[int, deque[int]] = defaultdict(deque)

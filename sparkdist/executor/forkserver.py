@@ -39,9 +39,8 @@ def main() -> NoReturn:
         sys.path += arguments["path"]
         problem = _prepare(arguments)
     if not problem and arguments["preload"] and not _safe_to_fork():
-        _start_over(
-            arguments | {"preload": [], "preload_idle": [], "versions": {}}
-        )  # they have been compared
+        # Without the versions, too: they have been compared.
+        _start_over(arguments | {"preload": [], "preload_idle": [], "versions": {}})
     library_fds = _open_fds() - {arguments["fd"]}
     _Server(arguments, problem, library_fds).serve()
 

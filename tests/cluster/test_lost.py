@@ -146,11 +146,7 @@ class Driver:
         return wait_for_ranks(folder, self.ranks)
 
     def hear(self) -> dict[str, Any]:
-        assert self.process.stdout
-        for line in self.process.stdout:
-            if line.startswith("@"):
-                return json.loads(line[1:])
-        raise AssertionError("the driver ended")
+        return support.hear(self.process)
 
 
 @pytest.fixture(scope="module")

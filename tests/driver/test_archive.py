@@ -44,22 +44,22 @@ def test_what_is_no_archive_is_refused(tmp_path, suffix):
     assert "damaged or not an archive" in refusal(path)
 
 
-def test_an_archive_that_was_cut_short_is_refused(tmp_path):
-    path = tmp_path / "env.tar.gz"
+def with_python(path: Path, content: bytes) -> Path:
     with tarfile.open(path, "w:gz") as out:
         info = tarfile.TarInfo("bin/python")
-        info.size = 100_000
-        out.addfile(info, io.BytesIO(os.urandom(info.size)))
+        info.size = len(content)
+        out.addfile(info, io.BytesIO(content))
+    return path
+
+
+def test_an_archive_that_was_cut_short_is_refused(tmp_path):
+    path = with_python(tmp_path / "env.tar.gz", os.urandom(100_000))
     path.write_bytes(path.read_bytes()[:50_000])
     assert "damaged or not an archive" in refusal(path)
 
 
 def test_flipped_bytes_are_seen(tmp_path):
-    path = tmp_path / "env.tar.gz"
-    with tarfile.open(path, "w:gz") as out:
-        info = tarfile.TarInfo("bin/python")
-        info.size = 100_000
-        out.addfile(info, io.BytesIO(b"x" * info.size))
+    path = with_python(tmp_path / "env.tar.gz", b"x" * 100_000)
     data = bytearray(path.read_bytes())
     data[-6] ^= 0xFF  # in the checksum
     path.write_bytes(data)

@@ -67,11 +67,7 @@ class Driver:
         print(json.dumps(order), file=self.process.stdin, flush=True)
 
     def hear(self) -> dict[str, Any]:
-        assert self.process.stdout
-        for line in self.process.stdout:
-            if line.startswith("@"):
-                return json.loads(line[1:])
-        raise AssertionError("the driver ended")
+        return support.hear(self.process)
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
