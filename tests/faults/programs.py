@@ -22,19 +22,19 @@ def rank() -> int:
 
 
 def beside_a_sleeper(moment: Path, fault: Callable[..., Any], *args: Any) -> Any:
-    """A fault in rank 1 while rank 0 waits for ever."""
-    if rank() == 0:
+    """A fault in rank 1 while every other rank waits for ever."""
+    if rank() != 1:
         threading.Event().wait()
     moment.touch()
     return fault(*args)
 
 
 def beside_a_collective(moment: Path, fault: Callable[..., Any], *args: Any) -> Any:
-    """A fault in rank 1 while rank 0 waits for it in a collective."""
+    """A fault in rank 1 while every other rank waits for it in a collective."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    dist.barrier()  # from here on rank 0 has nothing to do but to enter the next one
+    dist.barrier()  # from here on they have nothing to do but to enter the next one
     if rank() == 1:
         moment.touch()
         fault(*args)

@@ -45,7 +45,7 @@ class Way:
         return caught.value
 
     def failure_of_rank_1(self, fault: Callable[..., Any], *args: Any) -> TrainingFailed:
-        """Launches a fault in rank 1 where rank 0 waits for it; the error must come promptly."""
+        """Launches a fault in rank 1 where the others wait for it; the error must come promptly."""
         # A fresh interpreter, torchrun's kind, takes seconds to import torch; sleeping costs nothing.
         beside = programs.beside_a_collective if self.launcher == "fast" else programs.beside_a_sleeper
         return self.failure_beside(beside, fault, *args)
@@ -53,7 +53,7 @@ class Way:
     def failure_beside(
         self, beside: Callable[..., Any], fault: Callable[..., Any], *args: Any
     ) -> TrainingFailed:
-        """Launches a fault in rank 1 beside what rank 0 does."""
+        """Launches a fault in rank 1 beside what the others do."""
         error = self.failure(beside, self.moment, fault, *args)
         assert time.time() - os.stat(self.moment).st_mtime < PROMPT
         assert error.root.rank == 1
