@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from sparkdist.launcher import Launcher
     from sparkdist.rank_context import RankContext, context
-    from sparkdist.results import Attempt, RankResult, Results, Timings
+    from sparkdist.results import Attempt, RankResult, Report, Results, Timings
     from sparkdist.settings import Settings
 
 __version__ = "0.1.0"
@@ -44,7 +44,7 @@ _HOMES = {
     ),
     "launcher": ("Launcher",),
     "rank_context": ("RankContext", "context"),
-    "results": ("Attempt", "RankResult", "Results", "Timings"),
+    "results": ("Attempt", "RankResult", "Report", "Results", "Timings"),
     "settings": ("Settings",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -57,6 +57,7 @@ __all__ = [
     "PreflightError",
     "RankContext",
     "RankResult",
+    "Report",
     "ResultError",
     "Results",
     "Settings",

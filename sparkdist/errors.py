@@ -16,13 +16,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
 
-FailureKind = Literal["exception", "exit", "signal", "lost"]
+if TYPE_CHECKING:
+    from sparkdist.results import Attempt
+
+FailureKind = Literal["exception", "exit", "signal", "lost", "stalled"]
 
 
 class SparkdistError(Exception):
-    """Base of every exception that sparkdist raises by itself."""
+    """Base of every exception that sparkdist raises by itself.
+
+    Attributes:
+        attempts: The run's attempts, each of which ended in a failure; empty where there was none.
+    """
+
+    attempts: tuple[Attempt, ...] = ()
 
 
 class ConfigurationError(SparkdistError, ValueError):
@@ -40,9 +50,10 @@ class Failure:
     Attributes:
         rank: The rank.
         kind: `"exception"`, `"exit"` (ended by itself without a result), `"signal"`, or `"lost"`
-            (its agent or executor is gone).
+            (its agent or executor is gone), or `"stalled"` (it did nothing for `stall_timeout`).
         order: Place in time among the failures of the attempt; 0 is the root.
         type_name: Qualified name of the exception's type, or "".
+        bases: Qualified names of the types that this one derives from, itself first.
         message: The exception's text, or the message of `sys.exit("...")`.
         traceback: The formatted traceback, or "".
         exception: The exception itself where it pickled on the rank and unpickled here.
@@ -56,6 +67,7 @@ class Failure:
     kind: FailureKind
     order: int = 0
     type_name: str = ""
+    bases: tuple[str, ...] = ()
     message: str = ""
     traceback: str = ""
     exception: BaseException | None = None
@@ -73,6 +85,8 @@ class Failure:
         elif self.kind == "signal":
             text = f"rank {self.rank} was killed by {self.signal}"
             text += f": {self.message}" if self.message else ""
+        elif self.kind == "stalled":
+            text = f"rank {self.rank} stalled: {self.message}"
         else:
             text = f"rank {self.rank} was lost: {self.message}"
         return f"{text} ({self.hint})" if self.hint else text
@@ -93,12 +107,19 @@ class TrainingFailed(SparkdistError, RuntimeError):
         failures: What happened, by rank; ranks that were stopped because of it are not in it.
         root: The failure that came first; its exception, where there is one, is `__cause__`.
         run_id: The run.
+        stacks: Of ranks that stalled and of their peers, the Python stack by rank.
     """
 
-    def __init__(self, failures: Mapping[int, Failure], run_id: str = "") -> None:
-        super().__init__(failures, run_id)
+    def __init__(
+        self,
+        failures: Mapping[int, Failure],
+        run_id: str = "",
+        stacks: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(failures, run_id, dict(stacks))
         self.failures = dict(failures)
         self.run_id = run_id
+        self.stacks = dict(stacks)
         self.root = min(self.failures.values(), key=lambda failure: failure.order)
         self.__cause__ = self.root.exception
 
@@ -112,6 +133,10 @@ class TrainingFailed(SparkdistError, RuntimeError):
         if others:
             shown = ", ".join(map(str, others[:16])) + (", ..." if len(others) > 16 else "")
             parts.append(f"Failed after it: rank {shown} (see .failures).")
+        parts += _listing(self.stacks)
+        if len(self.attempts) > 1:
+            parts.append(f"That was attempt {len(self.attempts)}. Those before it:")
+            parts += [f"  {attempt.number + 1}: {attempt.cause}" for attempt in self.attempts[:-1]]
         return "\n".join(parts)
 
 
@@ -149,8 +174,11 @@ class TrainingTimeout(SparkdistError, TimeoutError):
         else:
             head = f"the run did not end within {self.seconds:g} s ({self.phase})"
         parts = [f"{head}; all ranks were stopped. Raise {self.setting}= if it needs longer."]
-        parts += [f"--- rank {rank}:\n{stack.rstrip()}" for rank, stack in sorted(self.stacks.items())]
-        return "\n".join(parts)
+        return "\n".join(parts + _listing(self.stacks))
+
+
+def _listing(stacks: Mapping[int, str]) -> list[str]:
+    return [f"--- rank {rank}:\n{stack.rstrip()}" for rank, stack in sorted(stacks.items())]
 
 
 class ResultError(SparkdistError, RuntimeError):

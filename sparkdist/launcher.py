@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from sparkdist import frameworks
 from sparkdist.driver import devices, outcome, packages, preflight, session
-from sparkdist.driver.attempt import Gang, run_attempt
+from sparkdist.driver.attempt import run_attempt
 from sparkdist.driver.board import Board
 from sparkdist.driver.closure import capture
 from sparkdist.driver.connect import ConnectJob
@@ -28,10 +28,12 @@ from sparkdist.driver.job import BarrierJob
 from sparkdist.driver.local import LocalRun
 from sparkdist.driver.modules import Finder, imports_at_once
 from sparkdist.driver.parcel import Parcel, check_script, for_function, for_script
+from sparkdist.driver.watch import Gang
 from sparkdist.errors import ConfigurationError
 from sparkdist.executor.order import Order
 from sparkdist.results import Attempt, Results, Timings
-from sparkdist.settings import Settings, SettingsArgs, optional_bool, positive_int
+from sparkdist.settings import Settings, SettingsArgs
+from sparkdist.validation import integer, optional_bool
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +70,7 @@ class Launcher:
         ssl_conf: str = SSL_CONF,
         **settings: Unpack[SettingsArgs],
     ) -> None:
-        self.num_processes = positive_int("num_processes", num_processes)
+        self.num_processes = integer("num_processes", num_processes, at_least=1)
         self.local_mode = optional_bool("local_mode", local_mode)
         self.use_gpu = optional_bool("use_gpu", use_gpu)
         self.settings = Settings.of(**settings)
@@ -105,7 +107,9 @@ class Launcher:
         spark = session.choose(self.local_mode, self.settings.spark)
         work = self._pack(entry, args, kwargs, spark)
         order, make_gang, endpoint = self._prepare(spark, work)
-        board = run_attempt(order, self.settings, endpoint, make_gang)
+        limit = self.settings.timeout
+        deadline = None if limit is None else began + limit
+        board = run_attempt(order, self.settings, endpoint, make_gang, deadline)
         attempt = Attempt(number=0, started=started, ended=datetime.now(UTC), world_size=self.num_processes)
         ranks = outcome.settle(order, board)
         return Results(ranks=ranks, attempts=(attempt,), timings=_timings(began, board), run_id=order.run_id)

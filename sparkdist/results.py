@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from sparkdist.errors import Failure
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankResult:
@@ -36,7 +38,8 @@ class Attempt:
         started: When it was asked for (UTC).
         ended: When its last rank had ended and the driver knew (UTC).
         world_size: Its number of ranks.
-        cause: Why it ended other than by success, or None.
+        cause: Why it ended other than by success, in words, or None.
+        failure: The root failure that ended it, or None.
     """
 
     number: int
@@ -44,6 +47,26 @@ class Attempt:
     ended: datetime
     world_size: int
     cause: str | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a rank said of its training by `sparkdist.report`.
+
+    Attributes:
+        attempt: The attempt it was in.
+        rank: Who said it.
+        step: The step, as the rank counts them, or None.
+        metrics: Numbers by name.
+        time: When it was said (UTC, by the rank's clock).
+    """
+
+    attempt: int
+    rank: int
+    step: int | None
+    metrics: dict[str, float]
+    time: datetime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +101,15 @@ class Results:
         attempts: Every try, in order; the last one succeeded.
         timings: Where the time went.
         run_id: The run's identifier, as ranks see it in `TORCHELASTIC_RUN_ID`.
+        metrics: What ranks said by `sparkdist.report`, of all attempts, in the order it came; of each
+            rank and attempt the last 10,000 reports.
     """
 
     ranks: tuple[RankResult, ...]
     attempts: tuple[Attempt, ...]
     timings: Timings
     run_id: str
+    metrics: tuple[Report, ...] = ()
 
     @property
     def values(self) -> list[Any]:

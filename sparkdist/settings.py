@@ -6,16 +6,13 @@ The front doors and `Launcher` take these as keyword arguments and pass them thr
 
 from __future__ import annotations
 
-import math
 import os
-import re
-import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from sparkdist import validation
 from sparkdist.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -37,8 +34,6 @@ FORWARDED = (
     "PYTHONFAULTHANDLER",
     "TOKENIZERS_PARALLELISM",
 )
-
-ARCHIVES = (".tar.gz", ".tgz", ".zip")
 
 Logs = Literal["all", "rank0", "none"]
 LauncherKind = Literal["fast", "torchrun"]
@@ -62,6 +57,14 @@ class SettingsArgs(TypedDict, total=False):
     ports: str | None
     logs_json: str | os.PathLike[str] | None
     status: bool | None
+    max_restarts: int
+    restart_on: Iterable[type[BaseException] | int] | None
+    no_restart_on: Iterable[type[BaseException] | int]
+    max_preemptions: int | None
+    min_processes: int | None
+    resize_wait: float
+    grow: bool
+    stall_timeout: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +97,21 @@ class Settings:
             object per line.
         status: Whether one line on the terminal or in the notebook says how far the run is, as
             long as it lasts; None for wherever somebody can see it.
+        max_restarts: How many failures of ranks start the gang again before one ends the run.
+        restart_on: What a failure must be to do so: exception types (their subtypes too) and exit
+            codes (of a signal its negative number); None for any.
+        no_restart_on: What ends the run at once all the same; preemptions too.
+        max_preemptions: How often the gang may lose an executor, or a rank by a SIGTERM from
+            outside, and start again; this is not counted as a restart. None for any number, but
+            five in a row without a report (`sparkdist.report`) end the run.
+        min_processes: Makes the gang elastic: an attempt starts with as many ranks as there are slots
+            for, at least so many and at most `num_processes`. None for `num_processes` always.
+        resize_wait: Seconds that an elastic attempt waits for slots for all ranks.
+        grow: Whether a running elastic gang is ended, and started larger, when there are slots for
+            it; None of this is counted as a restart.
+        stall_timeout: Seconds after which ranks that do nothing, neither computing nor reading,
+            writing or printing, count as failed; None for never. A rank that waits for its peers in
+            a collective does so only if all of them do nothing.
 
     Raises:
         ConfigurationError: A value is not valid.
@@ -114,26 +132,53 @@ class Settings:
     ports: range | None = None
     logs_json: Path | None = None
     status: bool | None = None
+    max_restarts: int = 0
+    restart_on: tuple[type[BaseException] | int, ...] | None = None
+    no_restart_on: tuple[type[BaseException] | int, ...] = ()
+    max_preemptions: int | None = None
+    min_processes: int | None = None
+    resize_wait: float = 30.0
+    grow: bool = False
+    stall_timeout: float | None = None
 
     def __post_init__(self) -> None:
-        if self.timeout is not None:
-            self._set("timeout", _seconds("timeout", self.timeout))
-        self._set("start_timeout", _seconds("start_timeout", self.start_timeout))
-        self._set("idle_timeout", _seconds("idle_timeout", self.idle_timeout))
-        self._set("env", _environment(self.env))
-        self._set("forward_env", _strings("forward_env", self.forward_env))
-        self._set("ship", _paths(self.ship))
-        self._set("torchrun_args", _strings("torchrun_args", self.torchrun_args))
-        self._set("environment", _packages(self.environment))
-        self._set("ports", _ports(self.ports))
-        self._set("logs_json", _log_file(self.logs_json))
-        optional_bool("status", self.status)
-        _check_kind("spark", self.spark, "SparkSession", "pyspark.sql")
-        _check_kind("resources", self.resources, "ResourceProfile", "pyspark.resource")
-        _one_of("logs", self.logs, ("all", "rank0", "none"))
-        _one_of("launcher", self.launcher, ("fast", "torchrun"))
+        for name in ("timeout", "stall_timeout"):
+            if getattr(self, name) is not None:
+                self._set(name, validation.duration(name, getattr(self, name)))
+        self._set("start_timeout", validation.duration("start_timeout", self.start_timeout))
+        self._set("idle_timeout", validation.duration("idle_timeout", self.idle_timeout))
+        self._set("resize_wait", validation.duration("resize_wait", self.resize_wait, or_none_at_all=True))
+        self._set("env", validation.environment(self.env))
+        self._set("forward_env", validation.strings("forward_env", self.forward_env))
+        self._set("ship", validation.paths(self.ship))
+        self._set("torchrun_args", validation.strings("torchrun_args", self.torchrun_args))
+        self._set("environment", validation.packages(self.environment))
+        self._set("ports", validation.port_range(self.ports))
+        self._set("logs_json", validation.file_to_write(self.logs_json))
+        validation.optional_bool("status", self.status)
+        self._check_restarts()
+        validation.check_kind("spark", self.spark, "SparkSession", "pyspark.sql")
+        validation.check_kind("resources", self.resources, "ResourceProfile", "pyspark.resource")
+        validation.check_choice("logs", self.logs, ("all", "rank0", "none"))
+        validation.check_choice("launcher", self.launcher, ("fast", "torchrun"))
         if self.torchrun_args and self.launcher != "torchrun":
             raise ConfigurationError('torchrun_args needs launcher="torchrun"')
+
+    def _check_restarts(self) -> None:
+        self._set("max_restarts", validation.integer("max_restarts", self.max_restarts, at_least=0))
+        if self.max_preemptions is not None:
+            count = validation.integer("max_preemptions", self.max_preemptions, at_least=0)
+            self._set("max_preemptions", count)
+        if self.restart_on is not None:
+            self._set("restart_on", validation.causes("restart_on", self.restart_on))
+        self._set("no_restart_on", validation.causes("no_restart_on", self.no_restart_on))
+        if self.min_processes is not None:
+            count = validation.integer("min_processes", self.min_processes, at_least=1)
+            self._set("min_processes", count)
+        if not isinstance(self.grow, bool):
+            raise ConfigurationError(f"grow must be True or False, not {self.grow!r}")
+        if self.grow and self.min_processes is None:
+            raise ConfigurationError("grow=True needs min_processes, the least number of ranks to start with")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -150,142 +195,3 @@ class Settings:
         if unknown:
             raise ConfigurationError(f"unknown setting {unknown[0]!r}; there are: {', '.join(known)}")
         return cls(**values)
-
-
-def positive_int(name: str, value: object) -> int:
-    """Returns `value` as an int if it is an integer, numpy's too, of at least 1 (bool is none).
-
-    Raises:
-        ConfigurationError: It is not.
-    """
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ConfigurationError(f"{name} must be an integer of at least 1, not {value!r}")
-    return int(value)
-
-
-def optional_bool(name: str, value: object) -> bool | None:
-    """Returns `value` if it is True, False or None.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
-    if value is not None and not isinstance(value, bool):
-        raise ConfigurationError(f"{name} must be True, False or None, not {value!r}")
-    return value
-
-
-def looks_secret(name: str) -> bool:
-    """Says whether an environment variable's name looks like a credential's."""
-    return bool(re.search("TOKEN(?!IZERS)|SECRET|PASSW|KEY|CREDENTIAL", name.upper()))
-
-
-def _seconds(name: str, value: object) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise ConfigurationError(f"{name} must be a number of seconds, not {value!r}")
-    try:
-        seconds = float(value)
-    except OverflowError:
-        seconds = math.inf
-    if not 0 < seconds <= threading.TIMEOUT_MAX:  # false of NaN, too
-        raise ConfigurationError(
-            f"{name} must be more than 0 and at most {threading.TIMEOUT_MAX:.0f} seconds, not {value!r}"
-        )
-    return seconds
-
-
-def _environment(value: object) -> dict[str, str]:
-    if not isinstance(value, Mapping):
-        raise ConfigurationError(f"env must be a mapping of names to strings, not {type(value).__name__}")
-    for name, text in value.items():
-        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
-            raise ConfigurationError(f"env: {name!r} is not a name for an environment variable")
-        if not isinstance(text, str) or "\0" in text:
-            # The value is not shown: it may be a secret.
-            raise ConfigurationError(
-                f"env: the value of {name} must be a string without NUL, not {type(text).__name__}"
-            )
-    return dict(value)
-
-
-def _strings(name: str, value: object) -> tuple[str, ...]:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise ConfigurationError(f"{name} must be a list of strings, not {value!r}")
-    items = tuple(value)
-    for item in items:
-        if not isinstance(item, str):
-            raise ConfigurationError(f"{name} must hold strings, not {item!r}")
-    return items
-
-
-def _paths(value: object) -> tuple[Path, ...]:
-    if isinstance(value, (str, bytes, os.PathLike)) or not isinstance(value, Iterable):
-        raise ConfigurationError(f"ship must be a list of files and folders, not {value!r}")
-    paths: list[Path] = []
-    for item in value:
-        if not isinstance(item, (str, os.PathLike)):
-            raise ConfigurationError(f"ship must hold paths, not {item!r}")
-        path = Path(os.path.abspath(item))  # without "..": ranks find it by its last part
-        if not path.exists() or not path.name:
-            raise ConfigurationError(f"ship: there is no file or folder with a name at {str(item)!r}")
-        if path.name in {other.name for other in paths}:
-            raise ConfigurationError(
-                f"ship: two things are named {path.name!r}; ranks find them by that name"
-            )
-        paths.append(path)
-    return tuple(paths)
-
-
-def _packages(value: object) -> Path | tuple[str, ...] | None:
-    """Checks `environment`: an archive that is there, or requirements."""
-    if value is None:
-        return None
-    if not isinstance(value, (str, os.PathLike)):
-        requirements = _strings("environment", value)
-        if not requirements or not all(item.strip() for item in requirements):
-            raise ConfigurationError("environment: the list of requirements, or one of them, is empty")
-        return requirements
-    path = Path(os.path.abspath(value))
-    if not path.name.endswith(ARCHIVES):
-        raise ConfigurationError(
-            f"environment must be an archive ({', '.join(ARCHIVES)}) or a list of requirements, not {value!r}"
-        )
-    if not path.is_file():
-        raise ConfigurationError(f"environment: there is no file {str(value)!r}")
-    return path
-
-
-def _ports(value: object) -> range | None:
-    if value is None:
-        return None
-    if isinstance(value, range) and value:
-        value = f"{value[0]}-{value[-1]}"
-    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", value.strip()) if isinstance(value, str) else None
-    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 0 < first <= last < 1 << 16:
-        raise ConfigurationError(
-            f'ports must be a port or a range between 1 and 65535, such as "29500-29600", not {value!r}'
-        )
-    return range(first, last + 1)
-
-
-def _log_file(value: object) -> Path | None:
-    if value is None:
-        return None
-    if not isinstance(value, (str, os.PathLike)):
-        raise ConfigurationError(f"logs_json must be the path of a file, not {value!r}")
-    path = Path(os.path.abspath(value))
-    if path.is_dir() or not path.parent.is_dir():
-        raise ConfigurationError(f"logs_json: {str(value)!r} is not a file in a folder that is there")
-    return path
-
-
-def _check_kind(setting: str, value: object, name: str, package: str) -> None:
-    # By name: none of these is worth an import here, and a session is a classic or a Connect one.
-    kinds = [kind for kind in type(value).__mro__ if kind.__name__ == name]
-    if value is not None and not any(kind.__module__.startswith(package) for kind in kinds):
-        raise ConfigurationError(f"{setting} must be a {name}, not a {type(value).__name__}")
-
-
-def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")

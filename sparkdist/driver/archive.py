@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from sparkdist.driver.local import own_folder
 from sparkdist.driver.session import is_connect
 from sparkdist.errors import ConfigurationError, PreflightError
-from sparkdist.settings import ARCHIVES
+from sparkdist.validation import ARCHIVES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

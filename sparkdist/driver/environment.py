@@ -7,7 +7,8 @@ import re
 from fnmatch import fnmatchcase
 
 from sparkdist.errors import ConfigurationError
-from sparkdist.settings import Settings, looks_secret
+from sparkdist.settings import Settings
+from sparkdist.validation import looks_secret
 
 _GLOB = re.compile(r"[*?\[]")
 

@@ -127,6 +127,7 @@ def _failure(header: wire.Header, data: bytes | bytearray | None, place: int) ->
         return Failure(
             kind="exception",
             type_name=header["type_name"],
+            bases=tuple(header["bases"]),
             message=header["message"],
             traceback=header["traceback"],
             exception=values.load_exception(data, header["type_name"]),

@@ -144,6 +144,7 @@ class _Program:
         self._say(
             kind="raised",
             type_name=values.type_name(error),
+            bases=[values.type_name(kind) for kind in type(error).__mro__],
             message=wire.cut(values.safe_text(error)),
             traceback=wire.cut(_format(error)),
             at=raised_at,
