@@ -105,9 +105,16 @@ class Agent:
             self._gather()
         if self._meeting_point:
             self._start_ranks(*self._meeting_point)
-        while self.staff.busy():
+        while self.staff.busy() or self._is_expected():
             self._turn()
         self._finish()
+
+    def _is_expected(self) -> bool:
+        """Says whether this node's task may still have to take part in a gathering of all tasks.
+
+        Else one whose ranks return at once could be gone when others begin to wait for it.
+        """
+        return self.link.up and not (self._complete or self._gathering or self._kill_at)
 
     def _gather(self) -> None:
         """Has the gang's tasks tell each other where to meet; they all have to take part."""
