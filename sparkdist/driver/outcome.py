@@ -23,7 +23,9 @@ _TOO_LARGE = (
 )
 
 _GANG_FAILED = "Job aborted due to stage failure"  # else Spark, or somebody by Spark, has ended the job
-_EXECUTOR_LOST = re.compile(r"ExecutorLostFailure|[Dd]ecommission|executor \S+ (?:was |is )?lost", re.I)
+_EXECUTOR_LOST = re.compile(
+    r"^.*(?:ExecutorLostFailure|decommission|executor \S+ (?:was |is )?lost).*", re.I | re.M
+)
 _SAME_MOMENT = 1.0  # s; an executor that is lost later than a rank's failure is not its cause
 
 # How Spark itself says that a worker's Python is not the driver's, before any of our code runs there.
@@ -48,8 +50,13 @@ def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
         found = _MISMATCH.search(message_of(error))
         if found:
             raise PreflightError(_other_python(f"{found[1]}.{found[2]}", found[3])) from None
-        taken = bool(_EXECUTOR_LOST.search(message_of(error)))
-        raise _lost(order, f"the gang was lost: {_reason(error)}", preempted=taken) from error
+        taken = _EXECUTOR_LOST.search(message_of(error))
+        reason = (
+            f"an executor of the gang was lost: {taken[0]}"
+            if taken
+            else f"the gang was lost: {_reason(error)}"
+        )
+        raise _lost(order, reason, preempted=bool(taken)) from error
     for header, _ in rows:
         if header["kind"] == "error":
             raise PreflightError(header["message"])

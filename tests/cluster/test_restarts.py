@@ -57,19 +57,38 @@ def announced(folder: Path, attempt: int, ranks: int) -> bool:
     return support.wait_until(lambda: len(list(folder.glob(f"{attempt}/[0-9]*"))) == ranks, 60)
 
 
-def lose_an_executor(spark: SparkSession, which: Callable[[set[int]], int] = max) -> None:
+def kill(spark: SparkSession, which: Callable[[set[int]], int] = max) -> None:
     os.kill(which(clusters.executor_jvms(spark)), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("how", ["gloo", "alone"])
+def decommission(spark: SparkSession) -> None:
+    """As a cluster manager does that is about to take a machine away."""
+    context = spark.sparkContext
+    assert context._jvm
+    scala, known = context._jsc.sc(), context._jsc.sc().getExecutorIds()
+    info = context._jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo(
+        "taken away", context._jvm.scala.Option.empty()
+    )
+    assert scala.schedulerBackend().decommissionExecutor(known.head(), info, False, False)
+
+
+@pytest.mark.parametrize(
+    ("lose", "how"),
+    [(kill, "gloo"), (kill, "alone"), pytest.param(decommission, "gloo", marks=pytest.mark.slow)],
+)
 def test_a_lost_executor_is_no_failure_of_the_training(
-    way: Way, cluster: Cluster, spark: SparkSession, moments: Path, how: str
+    way: Way,
+    cluster: Cluster,
+    spark: SparkSession,
+    moments: Path,
+    lose: Callable[[SparkSession], None],
+    how: str,
 ):
     """Whatever its peers say of it: they see their connections end."""
     with ThreadPoolExecutor(1) as pool:
         outcome: Future[Results] = pool.submit(way.launch, train, moments, is_second, how)
         assert announced(moments, 0, way.ranks)
-        lose_an_executor(spark)
+        lose(spark)
         results = outcome.result(timeout=90)
     assert results.values == [(rank, way.ranks, 1) for rank in range(way.ranks)]
     root = results.attempts[0].failure
@@ -106,6 +125,7 @@ def test_fewer_slots_than_min_processes(way: Way, cluster: Cluster):
         way.launch(programs.rank, num_processes=least + 1, min_processes=least, resize_wait=0)
 
 
+@pytest.mark.slow
 def test_a_gang_shrinks_and_grows_with_its_executors(
     way: Way, cluster: Cluster, spark: SparkSession, moments: Path
 ):
@@ -114,7 +134,7 @@ def test_a_gang_shrinks_and_grows_with_its_executors(
             way.launch, train, moments, is_whole_again, min_processes=1, resize_wait=0, grow=True
         )
         assert announced(moments, 0, way.ranks)
-        lose_an_executor(spark, min)
+        kill(spark, min)
         results = outcome.result(timeout=100)
     assert [attempt.world_size for attempt in results.attempts] == [way.ranks, cluster.cores, way.ranks]
     assert [rank for rank, _, _ in results.values] == list(range(way.ranks))

@@ -98,6 +98,12 @@ def test_a_script_starts_again(fast: Way, tmp_path: Path):
     assert "exited with code 3" in (results.attempts[0].cause or "")
 
 
+def test_an_elastic_gang_starts_with_the_slots_there_are(fast: Way):
+    results = fast.launch(programs.rank, num_processes=4, min_processes=1, resize_wait=0)
+    assert results.world_size == (4 if fast.local_mode else 2)
+    assert results.values == list(range(results.world_size))
+
+
 # --- which failures -----------------------------------------------------------------------------
 
 
