@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         TrainingTimeout,
     )
     from sparkdist.launcher import Launcher
-    from sparkdist.rank_context import RankContext, context
+    from sparkdist.rank_context import RankContext, context, report
     from sparkdist.results import Attempt, RankResult, Report, Results, Timings
     from sparkdist.settings import Settings
 
@@ -43,7 +43,7 @@ _HOMES = {
         "TrainingTimeout",
     ),
     "launcher": ("Launcher",),
-    "rank_context": ("RankContext", "context"),
+    "rank_context": ("RankContext", "context", "report"),
     "results": ("Attempt", "RankResult", "Report", "Results", "Timings"),
     "settings": ("Settings",),
 }
@@ -67,6 +67,7 @@ __all__ = [
     "TrainingFailed",
     "TrainingTimeout",
     "context",
+    "report",
 ]
 
 

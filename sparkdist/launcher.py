@@ -112,7 +112,13 @@ class Launcher:
         board = run_attempt(order, self.settings, endpoint, make_gang, deadline)
         attempt = Attempt(number=0, started=started, ended=datetime.now(UTC), world_size=self.num_processes)
         ranks = outcome.settle(order, board)
-        return Results(ranks=ranks, attempts=(attempt,), timings=_timings(began, board), run_id=order.run_id)
+        return Results(
+            ranks=ranks,
+            attempts=(attempt,),
+            timings=_timings(began, board),
+            run_id=order.run_id,
+            metrics=tuple(board.reports),
+        )
 
     def _pack(
         self, entry: Entry, args: tuple[Any, ...], kwargs: Mapping[str, Any], spark: SparkSession | None

@@ -97,7 +97,7 @@ def test_any_number_of_lines_and_records_makes_few_rows(ends):
     for number in range(320_000):
         link.send_log(number % 4, False, b"%049d\n" % number)
     for number in range(20_000):
-        link.send_record(number % 4, {"time": 1.0, "host": "h", "message": "m" * 900})
+        link.send_data("record", number % 4, {"time": 1.0, "host": "h", "message": "m" * 900})
     rows = list(link.left_over(LIMIT))
     assert len(rows) == 8
     assert sum(len(wire.pack(header)) for header, _ in rows) < 10_000
@@ -106,13 +106,13 @@ def test_any_number_of_lines_and_records_makes_few_rows(ends):
             assert len(body.splitlines()) == 5_000 and json.loads(body.splitlines()[-1])["host"] == "h"
         else:
             assert len(body.splitlines()) == 80_000
-    assert not link.logs and not link.records
+    assert not any(link.waiting.values())
 
 
 def test_records_are_bounded_by_their_size_and_counted():
     link = Link(None)
     for _ in range(60):
-        link.send_record(0, {"message": "m" * 1_000_000})
+        link.send_data("record", 0, {"message": "m" * 1_000_000})
     ((header, body),) = link.left_over(LIMIT)
     dropped, *kept = map(json.loads, body.splitlines())
     assert header["kind"] == "record" and len(body) < LIMIT + 100
@@ -123,7 +123,7 @@ def test_lines_that_were_dropped_are_told_of_though_none_follows():
     link = Link(None)
     for _ in range(1000):
         link.send_log(0, False, b"out\n")
-    link.logs.shorten(1)
+    link.waiting["log"].shorten(1)
     ((header, body),) = link.left_over(LIMIT)
     assert header == {"kind": "log", "rank": 0, "stderr": False}
     assert body.startswith(b"... 1000 lines dropped")
