@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sparkdist import testing as testing
     from sparkdist.distributors.torch import TorchDistributor
     from sparkdist.errors import (
         ConfigurationError,
@@ -72,6 +73,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "testing":  # the one module that users name
+        return import_module("sparkdist.testing")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

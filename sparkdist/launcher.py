@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from sparkdist import frameworks
+from sparkdist import frameworks, testing
 from sparkdist.driver import devices, outcome, packages, preflight, session
 from sparkdist.driver.attempt import run_attempt
 from sparkdist.driver.board import Board
@@ -104,11 +104,13 @@ class Launcher:
 
     def _launch(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Results:
         began, started = time.monotonic(), datetime.now(UTC)
+        faults = testing.take(self.num_processes)
         spark = session.choose(self.local_mode, self.settings.spark)
         work = self._pack(entry, args, kwargs, spark)
         order, make_gang, endpoint = self._prepare(spark, work)
         limit = self.settings.timeout
         deadline = None if limit is None else began + limit
+        order = replace(order, faults=faults)
         board = run_attempt(order, self.settings, endpoint, make_gang, deadline)
         attempt = Attempt(number=0, started=started, ended=datetime.now(UTC), world_size=self.num_processes)
         ranks = outcome.settle(order, board)

@@ -20,7 +20,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
-from sparkdist import rank_context, values, wire
+from sparkdist import rank_context, testing, values, wire
 from sparkdist.executor import events, records
 from sparkdist.executor.ranks import STACK_SIGNAL
 from sparkdist.frameworks import Framework
@@ -70,7 +70,7 @@ def run(ends: Ends, orders: dict[str, Any], function: bytes) -> NoReturn:
     rank_context.enter(rank_context.RankContext(**orders["context"]), say)
     if orders["logs_json"]:
         records.tell(say)
-    program = _Program(ends, orders["script"], function)
+    program = _Program(ends, orders, function)
     program.run()
     program.leave()
 
@@ -78,9 +78,10 @@ def run(ends: Ends, orders: dict[str, Any], function: bytes) -> NoReturn:
 class _Program:
     """The user's function or script in this rank."""
 
-    def __init__(self, ends: Ends, script: list[str] | None, function: bytes) -> None:
+    def __init__(self, ends: Ends, orders: dict[str, Any], function: bytes) -> None:
         self._ends = ends
-        self._script = script
+        self._script: list[str] | None = orders["script"]
+        self._faults = [testing.Fault(**fault) for fault in orders["faults"]]
         self._function = function
         self._code = 0
         self._entered = 0.0
@@ -123,6 +124,8 @@ class _Program:
     def _enter(self) -> None:
         self._entered = time.monotonic()
         self._say(kind="entered")
+        for fault in self._faults:
+            testing.arm(fault)
 
     def _returned(self, value: object) -> None:
         try:
