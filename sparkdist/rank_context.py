@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def context() -> RankContext:
     return _current
 
 
-def report(metrics: Mapping[str, Any], step: int | None = None) -> None:
+def report(metrics: Mapping[str, Any], step: SupportsIndex | None = None) -> None:
     """Tells the driver how far this rank is: in its status line, and in `Results.metrics`.
 
     It costs some 20 microseconds, more for a tensor that has to come from a GPU. Any thread may

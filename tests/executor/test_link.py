@@ -148,3 +148,32 @@ def test_a_large_outcome_waits_for_a_driver_that_pauses(ends):
 def test_a_header_that_nobody_would_take_is_not_sent():
     with pytest.raises(wire.WireError, match="over the limit"):
         wire.pack({"text": "x" * (wire.MAX_HEADER + 1)})
+
+
+def test_reports_overtake_lines_that_wait_and_keep_their_order(ends):
+    link, driver = ends
+    for number in range(200):  # far more than the sockets take
+        link.send_log(0, False, b"%06d" % number + b"x" * 50_000 + b"\n")
+    for step in range(3):
+        link.send_data("report", 1, {"step": step})
+    threading.Thread(target=link.close).start()
+    told = [(header["kind"], bytes(body)) for header, body in _until_bye(driver)]
+    kinds = [kind for kind, _ in told]
+    assert kinds.index("report") < len(kinds) - 20
+    reports = b"".join(body for kind, body in told if kind == "report")
+    assert [json.loads(line)["step"] for line in reports.splitlines()] == [0, 1, 2]
+
+
+def test_reports_that_cannot_be_sent_are_left_over(ends):
+    link, driver = ends
+    for step in range(60_000):  # more than the sockets take
+        link.send_data("report", step % 2, {"step": step, "metrics": {"some name of a metric": 1.0}})
+    driver.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    driver.close()
+    while link.up:
+        link.push()
+    left = {header["rank"]: body for header, body in link.left_over(LIMIT) if header["kind"] == "report"}
+    for rank, body in left.items():
+        said = [json.loads(line)["step"] for line in body.splitlines()]
+        assert said == list(range(said[0], 60_000, 2)) and said[0] % 2 == rank
+    assert set(left) == {0, 1}
