@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sparkdist import testing as testing
     from sparkdist.distributors.torch import TorchDistributor
     from sparkdist.errors import (
         ConfigurationError,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
         TrainingTimeout,
     )
     from sparkdist.launcher import Launcher
-    from sparkdist.rank_context import RankContext, context
+    from sparkdist.rank_context import RankContext, context, report
     from sparkdist.results import Attempt, RankResult, Report, Results, Timings
     from sparkdist.settings import Settings
 
@@ -43,7 +44,7 @@ _HOMES = {
         "TrainingTimeout",
     ),
     "launcher": ("Launcher",),
-    "rank_context": ("RankContext", "context"),
+    "rank_context": ("RankContext", "context", "report"),
     "results": ("Attempt", "RankResult", "Report", "Results", "Timings"),
     "settings": ("Settings",),
 }
@@ -67,10 +68,13 @@ __all__ = [
     "TrainingFailed",
     "TrainingTimeout",
     "context",
+    "report",
 ]
 
 
 def __getattr__(name: str) -> object:
+    if name == "testing":  # the one module that users name
+        return import_module("sparkdist.testing")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

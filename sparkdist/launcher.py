@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from sparkdist import frameworks
+from sparkdist import frameworks, testing
 from sparkdist.driver import devices, packages, preflight, session
 from sparkdist.driver.attempt import Plan
 from sparkdist.driver.board import Board
@@ -107,9 +107,10 @@ class Launcher:
 
     def _launch(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Results:
         began = time.monotonic()
+        faults = testing.take(self.num_processes)
         spark = session.choose(self.local_mode, self.settings.spark)
         work = self._pack(entry, args, kwargs, spark)
-        attempts = Attempts(self._plan(spark, work, began))
+        attempts = Attempts(self._plan(spark, work, began, faults))
         ranks = attempts.run()
         return Results(
             ranks=ranks,
@@ -146,7 +147,9 @@ class Launcher:
         at_once = Finder(path.resolve().parent).installed(imports_at_once(path))
         return _Work(b"", parcel, (parcel.script, *map(str, args)), tuple(at_once))
 
-    def _plan(self, spark: SparkSession | None, work: _Work, began: float) -> Plan:
+    def _plan(
+        self, spark: SparkSession | None, work: _Work, began: float, faults: tuple[testing.Fault, ...] = ()
+    ) -> Plan:
         """Prepares the run."""
         limit = self.settings.timeout
         plan = partial(Plan, settings=self.settings, deadline=None if limit is None else began + limit)
@@ -168,6 +171,7 @@ class Launcher:
             idle_timeout=self.settings.idle_timeout,
             logs_json=self.settings.logs_json is not None,
             ports=(ports.start, ports.stop - 1) if (ports := self.settings.ports) else None,
+            faults=faults,
         )
         function, parcel = work.function, work.parcel.data
         if spark is None:

@@ -9,10 +9,11 @@ import uuid
 from collections.abc import Generator, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from sparkdist.driver.board import Board
 from tests import support
 
 if TYPE_CHECKING:
@@ -67,6 +68,20 @@ def clean(request: pytest.FixtureRequest) -> Iterator[None]:
     # After the processes: what a rank still held would not be ours to blame.
     if not support.wait_until(lambda: not support.listeners() - listening, 5):
         pytest.fail(f"these still listen: {support.listeners() - listening}")
+
+
+@pytest.fixture
+def boards(monkeypatch: pytest.MonkeyPatch) -> list[Board]:
+    """The boards of the test's attempts, as they come."""
+    made: list[Board] = []
+    make = Board.__init__
+
+    def remember(self: Board, *args: Any, **kwargs: Any) -> None:
+        made.append(self)
+        make(self, *args, **kwargs)
+
+    monkeypatch.setattr(Board, "__init__", remember)
+    return made
 
 
 class OtherPython(NamedTuple):

@@ -111,7 +111,17 @@ def test_executors_need_only_the_standard_library_and_the_chosen_framework(path)
 
 @pytest.mark.parametrize("path", ON_EXECUTORS, ids=name_of)
 def test_no_module_of_executors_imports_the_drivers(path):
-    allowed = ("executor", "frameworks", "wire", "settings", "results", "errors", "rank_context", "values")
+    allowed = (
+        "executor",
+        "frameworks",
+        "wire",
+        "settings",
+        "results",
+        "errors",
+        "rank_context",
+        "testing",
+        "values",
+    )
     ours = {name for name in imports(tree_of(path)) if name.startswith("sparkdist.")}
     assert {name.split(".")[1] for name in ours} <= set(allowed)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from sparkdist import wire
+from sparkdist.driver import progress
 from sparkdist.driver.board import Board
 from sparkdist.driver.console import Console
 from sparkdist.driver.control import ControlChannel, RecordWriter
@@ -77,7 +78,7 @@ def run_attempt(
         order = replace(order, control=channel.address, token=channel.token.hex())
         gang = plan.make_gang(order)
         phase = partial(phase_of, order, board, gang.waiting_for)
-        console.show(Status(settings.status, phase, numbers))
+        console.show(Status(settings.status, phase, numbers, partial(progress.headline, board)))
         watch = Watch(order, settings, board, channel, gang, plan.deadline, growth)
         try:
             watch.start()
@@ -94,6 +95,8 @@ def run_attempt(
         for header, data in watch.rows():
             if header["kind"] == "log":
                 console.write(header["rank"], header["stderr"], data)
+            elif header["kind"] == "report":
+                progress.take(board, header["rank"], data)
             elif header["kind"] == "record" and records:
                 records(header["rank"], data)
 

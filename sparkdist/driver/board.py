@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeVar
+from operator import itemgetter
 
 from sparkdist.executor.leader import Row
 from sparkdist.results import Report
 
-T = TypeVar("T")
+_REPORTS = 10_000  # that are kept of each rank
 
 
 @dataclass
@@ -28,7 +31,7 @@ class Board:
         failed_at: When the first of them did (time.monotonic()), or 0.
         lost: When agents were lost, by node: they took no leave (time.monotonic()).
         executor_lost: Whether one of the executors is gone.
-        reports: What ranks reported, as it came.
+        reported: When each rank's last report came.
         outcomes: Pickled outcomes that came over the control channel.
         stacks: Stacks by rank, as far as they came.
         stack_reports: How many nodes have sent theirs.
@@ -43,11 +46,13 @@ class Board:
     failed_at: float = 0.0
     lost: dict[int, float] = field(default_factory=dict)
     executor_lost: bool = False
-    reports: list[Report] = field(default_factory=list)
+    reported: dict[int, float] = field(default_factory=dict)
     outcomes: dict[int, bytearray] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
     stack_reports: int = 0
     rows: Future[list[Row]] = field(default_factory=Future)
+    _reports: dict[int, deque[tuple[int, Report]]] = field(default_factory=dict)
+    _arrivals: itertools.count[int] = field(default_factory=itertools.count)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def note(self, change: Callable[[Board], object]) -> None:
@@ -79,3 +84,21 @@ class Board:
         """Notes one node's stacks."""
         self.stacks.update(stacks)
         self.stack_reports += 1
+
+    def add_reports(self, rank: int, reports: list[Report]) -> None:
+        """Notes reports of one rank."""
+        kept = self._reports.setdefault(rank, deque(maxlen=_REPORTS))
+        kept.extend((next(self._arrivals), report) for report in reports)
+        self.reported[rank] = time.monotonic()
+
+    @property
+    def reports(self) -> list[Report]:
+        """The ranks' reports in the order of their arrival, of each rank the last 10,000."""
+        with self._changed:
+            return [report for _, report in heapq.merge(*self._reports.values(), key=itemgetter(0))]
+
+    @property
+    def last_report(self) -> Report | None:
+        """The last report of the lowest rank that makes any."""
+        with self._changed:
+            return self._reports[min(self._reports)][-1][1] if self._reports else None

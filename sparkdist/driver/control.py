@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkdist import wire
+from sparkdist.driver import progress
 from sparkdist.driver.board import Board
 
 _MAX_OUTCOME = 1 << 40  # bytes; what the driver can hold is for its memory to say
@@ -191,6 +192,8 @@ class ControlChannel:
         kind = header["kind"]
         if kind == "log":
             self._write_log(header["rank"], header["stderr"], bytes(body))
+        elif kind == "report":
+            progress.take(self._board, header.get("rank"), bytes(body))
         elif kind == "record":
             if self._write_records:
                 self._write_records(header["rank"], bytes(body))

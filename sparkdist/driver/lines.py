@@ -86,10 +86,10 @@ def _behind_rank(rank: int, lines: list[str]) -> str:
     if not lines:
         return ""
     prefix = "sparkdist: " if rank == OURS else f"[rank {rank}] "
-    return prefix + _safe("\n".join(lines)).replace("\n", "\n" + prefix) + "\n"
+    return prefix + safe("\n".join(lines)).replace("\n", "\n" + prefix) + "\n"
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
     """Shows control and format characters instead of obeying them."""
     if text.replace("\n", "").replace("\t", "").isprintable():
         return text

@@ -46,10 +46,18 @@ class Status:
         wanted: True: in any case. False: never. None: where somebody can see it.
         phase: Says what is going on; called from the console's thread.
         attempt: Which attempt this is, from 1, and how many there may be.
+        progress: Says how far the training is, or ""; called from there too.
     """
 
-    def __init__(self, wanted: bool | None, phase: Phase, attempt: tuple[int, int] = (1, 1)) -> None:
+    def __init__(
+        self,
+        wanted: bool | None,
+        phase: Phase,
+        attempt: tuple[int, int] = (1, 1),
+        progress: Callable[[], str] = str,
+    ) -> None:
         self._phase = phase
+        self._progress = progress
         self._attempt = f", attempt {attempt[0]} of {attempt[1]}" if attempt[1] > 1 else ""
         self._screen = None if wanted is False else _find_screen(bool(wanted))
         self._first = time.monotonic() + _FIRST
@@ -87,7 +95,9 @@ class Status:
     def _texts(self) -> tuple[str, str]:
         words, since = self._phase()
         clock = "" if since is None else f" {_clock(since)}"
-        return f"sparkdist: {words}{clock}{self._attempt}", f"sparkdist: {words}{self._attempt}"
+        progress = "" if since is None else self._progress()
+        long = f"sparkdist: {words}{clock}{self._attempt}{', ' if progress else ''}{progress}"
+        return long, f"sparkdist: {words}{self._attempt}"
 
     def _try(self, action: Callable[[Screen], None], outlet: Outlet) -> None:
         screen = self._screen

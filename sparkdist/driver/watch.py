@@ -17,7 +17,7 @@ from sparkdist.driver.control import ControlChannel
 from sparkdist.driver.growth import Growth
 from sparkdist.errors import TrainingTimeout
 from sparkdist.executor.last_words import rows_in
-from sparkdist.executor.leader import Row
+from sparkdist.executor.leader import LINES, Row
 from sparkdist.executor.order import Order
 from sparkdist.settings import Settings
 
@@ -151,7 +151,7 @@ class Watch:
         rows = [] if self._board.rows.exception() else self._board.rows.result()
         # A killed agent says nothing about the driver.
         told = [header for header, _ in rows if header["kind"] != "lost"]
-        if any(header.get("unheard") or header["kind"] in ("log", "record") for header in told):
+        if any(header.get("unheard") or header["kind"] in LINES for header in told):
             self._warn()
         return rows
 

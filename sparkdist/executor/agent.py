@@ -216,10 +216,10 @@ class Agent:
             return
         if not data:
             self._forget(rank.pipes.events)
-        for header, _ in rank.frames.feed(data):
+        for header in rank.frames.feed(data):
             pid = rank.pid
-            if header["kind"] == "record":
-                self.link.send_record(rank.rank, {"host": socket.gethostname(), **header["record"]})
+            if header["kind"] in ("report", "record"):
+                self.link.send_data(header["kind"], rank.rank, header["data"])
                 continue
             rank.take_event(header)
             if rank.pid != pid and rank.pidfd >= 0:

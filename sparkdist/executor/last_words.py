@@ -11,7 +11,7 @@ import json
 import re
 import zlib
 
-from sparkdist.executor.leader import Row
+from sparkdist.executor.leader import LINES, Row
 
 _LIMIT = 256 << 10  # bytes of bodies that come along; a failure's text is in its header
 _MARK = re.compile(r"sparkdist\(([A-Za-z0-9+/=]+)\)")
@@ -27,11 +27,11 @@ class GangLost(Exception):
     def __init__(self, rows: list[Row]) -> None:
         room, told = _LIMIT, []
         # What is said of ranks is worth more than lines, and of these the last ones.
-        for header, body in sorted(rows, key=lambda row: row[0]["kind"] in ("log", "record")):
+        for header, body in sorted(rows, key=lambda row: row[0]["kind"] in LINES):
             if len(body) <= room:
                 room -= len(body)
                 told.append((header, base64.b64encode(body).decode()))
-            elif header["kind"] == "log":
+            elif header["kind"] in ("report", "log"):
                 told.append((header, base64.b64encode(body[len(body) - room :]).decode()))
                 room = 0
             elif header["kind"] != "record":

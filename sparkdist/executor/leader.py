@@ -21,6 +21,7 @@ from sparkdist.frameworks import resolve
 
 Row = tuple[dict[str, Any], bytes]
 
+LINES = ("report", "log", "record")  # rows of what a rank said
 FAILED = ("raised", "exited", "signal", "lost")  # what a row may say of a rank that has failed
 
 # Spark's own secrets, and the sockets they open: no rank needs them.
@@ -69,7 +70,7 @@ def lead(
 ) -> list[Row]:
     """Runs one node's ranks and returns a row for each: what became of it, and its outcome's bytes.
 
-    Lines and records that the driver has not got follow as rows of their own.
+    Reports, lines and records that the driver has not got follow as rows of their own.
 
     Args:
         order: The attempt.

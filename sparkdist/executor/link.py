@@ -46,27 +46,25 @@ class Link:
     Attributes:
         sock: The socket, or None where the driver never answered.
         up: Whether the driver can be reached.
-        logs: Lines that wait to be sent; news goes first.
-        records: What ranks said through Python's logging and waits to be sent, as lines of JSON.
+        waiting: What ranks said and waits to be sent, by its kind, the most urgent first: reports,
+            lines, and records of Python's logging. News goes before all of it.
     """
 
     def __init__(self, sock: socket.socket | None) -> None:
         self.sock = sock
         self.up = sock is not None
-        self.logs = Backlog()
-        self.records = Backlog()
+        self.waiting = {"report": Backlog(), "log": Backlog(), "record": Backlog()}
         self._frames = wire.FrameReader(max_body=0)
         self._news: deque[bytes] = deque()
         self._leaving = memoryview(b"")  # what is left of a frame that the socket took a part of
-        self._piece: Piece | None = None  # the lines in it
-        self._source = self.logs  # where these come from
+        self._piece: tuple[str, Piece] | None = None  # the kind of the lines in it, and these
         if sock:
             sock.setblocking(False)
 
     @property
     def pending(self) -> bool:
         """Whether bytes wait to be sent."""
-        return self.up and bool(self._leaving or self._news or self.records or self.logs)
+        return self.up and bool(self._leaving or self._news or any(self.waiting.values()))
 
     def send(self, header: wire.Header) -> None:
         """Sends news now or as soon as the driver reads on."""
@@ -76,12 +74,12 @@ class Link:
 
     def send_log(self, rank: int, is_stderr: bool, data: bytes) -> None:
         """Sends lines now or as soon as the driver reads on."""
-        self.logs.add(rank, is_stderr, data)
+        self.waiting["log"].add(rank, is_stderr, data)
         self.push()
 
-    def send_record(self, rank: int, record: wire.Header) -> None:
-        """Sends a record of Python's logging now or as soon as the driver reads on."""
-        self.records.add(rank, False, json.dumps(record).encode() + b"\n")
+    def send_data(self, kind: str, rank: int, data: wire.Header) -> None:
+        """Sends a report or a record, as a line of JSON, now or as soon as the driver reads on."""
+        self.waiting[kind].add(rank, False, json.dumps(data).encode() + b"\n")
         self.push()
 
     def push(self) -> None:
@@ -105,9 +103,10 @@ class Link:
         if self._news:
             self._leaving = memoryview(self._news.popleft())
         else:
-            self._source = self.logs if self.logs else self.records
-            (self._piece,) = self._source.take(1)
-            header, data = self._as_frame(self._piece, self._source)
+            kind, source = next(item for item in self.waiting.items() if item[1])
+            (piece,) = source.take(1)
+            self._piece = kind, piece
+            header, data = _as_frame(kind, piece)
             self._leaving = memoryview(wire.pack(header, len(data)) + data)
 
     def receive(self) -> Iterator[wire.Header]:
@@ -154,28 +153,21 @@ class Link:
 
     def left_over(self, limit: int) -> Iterator[tuple[wire.Header, bytes]]:
         """Takes what the driver has not got, so many bytes of each rank, as frames: one for each stream."""
-        for source in (self.logs, self.records):
+        for kind, source in self.waiting.items():
             source.shorten(limit)
             streams: dict[tuple[int, bool], bytearray] = {}
             for piece in (*source.take(sys.maxsize), *source.take_dropped()):
-                _, data = self._as_frame(piece, source)
+                _, data = _as_frame(kind, piece)
                 streams.setdefault((piece.rank, piece.is_stderr), bytearray()).extend(data)
             for (rank, is_stderr), said in streams.items():
-                header, data = self._as_frame(Piece(rank, is_stderr, said), source)
-                yield header, data
-
-    def _as_frame(self, piece: Piece, source: Backlog) -> tuple[wire.Header, bytes]:
-        if source is self.records:
-            notice = json.dumps({"dropped": piece.dropped}).encode() + b"\n" if piece.dropped else b""
-            return {"kind": "record", "rank": piece.rank}, notice + piece.data
-        notice = f"... {piece.dropped} lines dropped: {_DROPPED}\n".encode() if piece.dropped else b""
-        return {"kind": "log", "rank": piece.rank, "stderr": piece.is_stderr}, notice + piece.data
+                yield _as_frame(kind, Piece(rank, is_stderr, said))
 
     def close(self) -> None:
         """Sends what is left, as long as the driver reads, and closes when it has read all."""
         self._flush()
-        for piece in self.logs.take_dropped():  # that no line has followed
-            self.logs.add(piece.rank, piece.is_stderr, self._as_frame(piece, self.logs)[1])
+        logs = self.waiting["log"]
+        for piece in logs.take_dropped():  # that no line has followed
+            logs.add(piece.rank, piece.is_stderr, _as_frame("log", piece)[1])
         self._flush()
         self.send({"kind": "bye"})
         if self._flush() and self.sock:
@@ -202,5 +194,14 @@ class Link:
         self.up = False
         self._news.clear()
         if self._leaving and self._piece:
-            self._source.put_back(self._piece)
+            kind, piece = self._piece
+            self.waiting[kind].put_back(piece)
         self._leaving = memoryview(b"")
+
+
+def _as_frame(kind: str, piece: Piece) -> tuple[wire.Header, bytes]:
+    if kind != "log":
+        notice = json.dumps({"dropped": piece.dropped}).encode() + b"\n" if piece.dropped else b""
+        return {"kind": kind, "rank": piece.rank}, notice + piece.data
+    notice = f"... {piece.dropped} lines dropped: {_DROPPED}\n".encode() if piece.dropped else b""
+    return {"kind": "log", "rank": piece.rank, "stderr": piece.is_stderr}, notice + piece.data

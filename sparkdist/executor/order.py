@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 
 from sparkdist.errors import SparkdistError
+from sparkdist.testing import Fault
 
 
 class NodeError(SparkdistError, RuntimeError):
@@ -72,6 +73,7 @@ class Order:
         packages: The environment that travels with the application, or None for the nodes' own.
         versions: What the driver has and nodes must have too: versions by name, such as "Python".
         modules: Installed modules that the user's code imports on its way to its first line.
+        faults: Failures that the user wants, of any rank and attempt.
     """
 
     run_id: str
@@ -96,6 +98,7 @@ class Order:
     packages: Packages | None = None
     versions: dict[str, str] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
     def to_json(self) -> str:
         """Returns the order as JSON."""
@@ -112,4 +115,5 @@ class Order:
             fields["host"] = Host(**fields["host"])
         if fields["packages"] is not None:
             fields["packages"] = Packages(**fields["packages"])
+        fields["faults"] = tuple(Fault(**fault) for fault in fields["faults"])
         return cls(**fields)

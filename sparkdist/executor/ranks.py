@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkdist import wire
-from sparkdist.executor import process
+from sparkdist.executor import events, process
 
 STACK_SIGNAL = signal.SIGRTMIN + 7  # asks a rank for its Python stack; ours, since users take SIGUSR1 and 2
 RETURNED = ("returned", "unpicklable")  # what a rank says when its function came to its end
@@ -23,7 +23,7 @@ class Pipes:
 
     Attributes:
         stdout, stderr: Read ends of the rank's output.
-        events: Read end of its frames: started, entered, left.
+        events: Read end of its frames: started, entered, left; records and reports meanwhile.
         orders: Write end of what the rank waits for before it starts.
         outcome: The pickled value or exception.
         stacks: What faulthandler writes.
@@ -65,7 +65,7 @@ class Rank:
         self.pid = 0
         self.pidfd = -1
         self.pipes = Pipes()
-        self.frames = wire.FrameReader(max_body=0)
+        self.frames = events.Listener()
         self.left: wire.Header | None = None
         self.exit_code: int | None = None
         self.alive = True

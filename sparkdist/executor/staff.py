@@ -165,12 +165,15 @@ class Staff:
             run_id=place.run_id,
             ship_folder=str(ship) if ship.exists() else "",
         )
+        meant = place.rank, place.attempt
+        faults = [asdict(each) for each in self.order.faults if (each.rank, each.attempt) == meant]
         return {
             "sys_path": self._path(),
             "cwd": self._message["cwd"],
             "script": script,
             "context": asdict(context),
             "logs_json": self.order.logs_json,
+            "faults": faults,
         }
 
     def _path(self) -> list[str]:

@@ -15,13 +15,14 @@ import threading
 import time
 import traceback
 import types
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
-from sparkdist import rank_context, values, wire
+from sparkdist import rank_context, testing, values, wire
+from sparkdist.executor import events, records
 from sparkdist.executor.ranks import STACK_SIGNAL
-from sparkdist.executor.records import Teller, tell
 from sparkdist.frameworks import Framework
 
 _LEAVE_TIME = 5.0  # s that a function's rank gets, its value written, for threads and exit handlers
@@ -65,10 +66,11 @@ def run(ends: Ends, orders: dict[str, Any], function: bytes) -> NoReturn:
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
     # All of them: a JVM starts Python with some blocked.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    rank_context.enter(rank_context.RankContext(**orders["context"]))
-    program = _Program(ends, orders["script"], function)
+    say = partial(events.tell, ends.events)
+    rank_context.enter(rank_context.RankContext(**orders["context"]), say)
     if orders["logs_json"]:
-        program.tell_records()
+        records.tell(say)
+    program = _Program(ends, orders, function)
     program.run()
     program.leave()
 
@@ -76,13 +78,13 @@ def run(ends: Ends, orders: dict[str, Any], function: bytes) -> NoReturn:
 class _Program:
     """The user's function or script in this rank."""
 
-    def __init__(self, ends: Ends, script: list[str] | None, function: bytes) -> None:
+    def __init__(self, ends: Ends, orders: dict[str, Any], function: bytes) -> None:
         self._ends = ends
-        self._script = script
+        self._script: list[str] | None = orders["script"]
+        self._faults = [testing.Fault(**fault) for fault in orders["faults"]]
         self._function = function
         self._code = 0
         self._entered = 0.0
-        self._teller: Teller | None = None
 
     def run(self) -> None:
         """Runs it and says how it ended."""
@@ -122,6 +124,8 @@ class _Program:
     def _enter(self) -> None:
         self._entered = time.monotonic()
         self._say(kind="entered")
+        for fault in self._faults:
+            testing.arm(fault)
 
     def _returned(self, value: object) -> None:
         try:
@@ -174,8 +178,6 @@ class _Program:
                     stream.flush()
                 except (OSError, ValueError):
                     pass  # closed by the user, or nobody reads any more
-            if self._teller:
-                self._teller.finish()
             os._exit(self._code)
 
     def _write_outcome(self, data: bytes) -> None:
@@ -184,21 +186,8 @@ class _Program:
         while offset < len(view):
             offset += os.pwrite(self._ends.outcome, view[offset:], offset)
 
-    def tell_records(self) -> None:
-        """Has what is said through Python's logging sent from now on."""
-        self._teller = Teller(self._send)
-        tell(self._teller.put)
-
     def _say(self, **header: Any) -> None:
-        data = wire.pack(header)
-        if self._teller:
-            self._teller.put(data)
-        else:
-            self._send(data)
-
-    def _send(self, data: bytes) -> None:
-        while data:
-            data = data[os.write(self._ends.events, data) :]
+        events.tell(self._ends.events, header)
 
 
 def _end_after(seconds: float, code: int) -> None:

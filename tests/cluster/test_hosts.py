@@ -45,7 +45,8 @@ for line in sys.stdin:
         warnings.simplefilter("always")
         try:
             distributor = TorchDistributor(ranks, local_mode=False, **settings)
-            said["values"] = distributor.launch(getattr(module, name), *args).values
+            results = distributor.launch(getattr(module, name), *args)
+            said["values"], said["reports"] = results.values, sorted(r.rank for r in results.metrics)
         except Exception as error:
             root = getattr(error, "root", None)
             said = {"error": type(error).__name__, "text": str(error), "rank": root and root.rank}
@@ -215,6 +216,7 @@ def test_executors_that_do_not_reach_the_driver(
         said = driver.launch("reduce_ranks")
         assert said["values"] == [[10.0, list(range(RANKS))]] * RANKS, said
         assert len([text for text in said["warnings"] if "spark.driver.host" in text]) <= 1
+        assert driver.launch("report", 3)["reports"] == [rank for rank in range(RANKS) for _ in range(3)]
         # Beside ranks that wait: in a collective Spark may hear of a peer on the other host first.
         said = driver.launch("fail_beside_sleepers", RANKS - 1)
         assert (said["error"], said["rank"]) == ("TrainingFailed", RANKS - 1), said

@@ -83,3 +83,9 @@ def test_as_much_as_ranks_can_print_does_not_stop_them(way: Way, capfd: pytest.C
     lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("[rank ")]
     assert {int(line[6]) for line in lines} == set(range(way.ranks))
     assert all(len(line) == 9 + 99 or "dropped" in line for line in lines)
+
+
+def test_reports_of_every_executor(way: Way):
+    results = way.launch(programs.report, 3)
+    told = sorted((report.rank, report.step) for report in results.metrics)
+    assert told == [(rank, step) for rank in range(way.ranks) for step in range(3)]

@@ -19,6 +19,7 @@ from sparkdist import (
     TorchDistributor,
     TrainingFailed,
     TrainingTimeout,
+    testing,
 )
 from tests import support
 from tests.connect.driver import rank_of_a_pair
@@ -65,6 +66,13 @@ def test_lines_come_while_ranks_run(tmp_path: Path, capfd: pytest.CaptureFixture
         finally:
             (tmp_path / "go").touch()
         assert outcome.result(20).values == [0, 1]
+
+
+def test_reports_come_and_faults_happen_where_they_are_wanted():
+    told = [(report.rank, report.step) for report in plain().launch(programs.report, 3).metrics]
+    assert sorted(told) == [(rank, step) for rank in (0, 1) for step in range(3)]
+    testing.fail(rank=1, after_steps=2, how="kill")
+    assert failure(programs.report, 3).failures[1].signal == "SIGKILL"
 
 
 def print_and_wait(go: Path) -> int:

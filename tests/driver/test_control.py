@@ -308,3 +308,20 @@ def test_closing_while_strangers_keep_coming(board):
     for visitor in visitors:
         visitor.join()
     assert set(threading.enumerate()) == threads
+
+
+@pytest.mark.parametrize("header", [{}, {"rank": None}, {"rank": "0"}, {"rank": [1]}, {"rank": 0}])
+@pytest.mark.parametrize(
+    "body", [b"", b"\xff", b"{}\n[3]\nnull\n", b"[" * 100_000, b'{"metrics": {"a": []}}']
+)
+def test_reports_that_are_none_harm_nobody(channel, peers, board, header, body):
+    odd, good = join(peers, channel), join(peers, channel)
+    wire.send(odd, {"kind": "report", **header}, body)
+    said = b'{"attempt": 0, "step": 3, "metrics": {"loss": NaN}, "time": 1.0}\n'
+    wire.send(odd, {"kind": "report", "rank": 1}, said)
+    wire.send(good, {"kind": "report", "rank": 2}, said)
+    assert board.wait(lambda b: len(b.reported) == 2, PATIENCE)
+    assert [(report.rank, report.step) for report in sorted(board.reports, key=lambda r: r.rank)] == [
+        (1, 3),
+        (2, 3),
+    ]

@@ -38,7 +38,7 @@ CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from sparkdist import Launcher, TrainingFailed, context
+from sparkdist import Launcher, TrainingFailed, context, report
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
 status = {"None": None, "True": True, "False": False}[sys.argv[3]]
@@ -56,6 +56,8 @@ def train(gate):
     print("begins", file=sys.stderr, flush=True)
     while not (folder / "end").exists():
         print(f"step {count:04} of {rank}", flush=True)
+        if how == "raise":
+            report({"loss": 0.5}, step=count)
         count += 1
         time.sleep(0.1)
     if how == "raise" and rank == 1:
@@ -162,6 +164,8 @@ def test_phases_are_seen_and_are_gone_when_the_run_ends(start, open_terminal, tm
     assert terminal.shows("sparkdist: starting 2 ranks")
     (tmp_path / "start").touch()
     assert terminal.shows("sparkdist: running 00:01")
+    if how == "raise":
+        assert terminal.shows(", loss=0.5\r")
     if how == "interrupt":
         process.send_signal(signal.SIGINT)
     else:
@@ -395,6 +399,15 @@ def test_the_clock(open_terminal, monkeypatch, age, clock):
 def test_attempts(open_terminal, monkeypatch, attempt, tail):
     text = said(lambda: ("waiting for 2 slots", None), open_terminal(), monkeypatch, attempt=attempt)
     assert text == f"{ERASE}sparkdist: waiting for 2 slots{tail}\r"
+
+
+@pytest.mark.parametrize("since", [None, 0.0])
+def test_progress_is_told_of_the_training_only(open_terminal, monkeypatch, since):
+    start = since if since is None else time.monotonic() - 65
+    options = {"attempt": (2, 4), "progress": lambda: "step 120, loss=0.123"}
+    text = said(lambda: ("running", start), open_terminal(), monkeypatch, **options)
+    clock, progress = ("", "") if since is None else (" 01:05", ", step 120, loss=0.123")
+    assert text == f"{ERASE}sparkdist: running{clock}, attempt 2 of 4{progress}\r"
 
 
 def test_a_phase_that_cannot_be_told_ends_the_status_only(open_terminal, monkeypatch, capfd):

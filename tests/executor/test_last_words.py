@@ -35,3 +35,11 @@ def test_the_text_is_bounded_and_what_is_said_of_ranks_comes_first():
     told = rows_in(text)
     assert told and told[:8] == ranks
     assert logs[0][1].endswith(told[8][1]) and told[8][1]
+
+
+def test_of_too_many_reports_the_last_ones_are_told():
+    lines = b"".join(b'{"step": %d}\n' % step for step in range(100_000))
+    rows: list[Row] = [({"kind": "report", "rank": 0}, lines), ({"kind": "raised", "rank": 0}, b"outcome")]
+    failed, (header, said) = rows_in(str(GangLost(rows))) or []
+    assert failed == rows[1] and header == rows[0][0]
+    assert lines.endswith(said) and 100_000 < len(said) < len(lines)

@@ -97,7 +97,7 @@ def test_any_number_of_lines_and_records_makes_few_rows(ends):
     for number in range(320_000):
         link.send_log(number % 4, False, b"%049d\n" % number)
     for number in range(20_000):
-        link.send_record(number % 4, {"time": 1.0, "host": "h", "message": "m" * 900})
+        link.send_data("record", number % 4, {"time": 1.0, "host": "h", "message": "m" * 900})
     rows = list(link.left_over(LIMIT))
     assert len(rows) == 8
     assert sum(len(wire.pack(header)) for header, _ in rows) < 10_000
@@ -106,13 +106,13 @@ def test_any_number_of_lines_and_records_makes_few_rows(ends):
             assert len(body.splitlines()) == 5_000 and json.loads(body.splitlines()[-1])["host"] == "h"
         else:
             assert len(body.splitlines()) == 80_000
-    assert not link.logs and not link.records
+    assert not any(link.waiting.values())
 
 
 def test_records_are_bounded_by_their_size_and_counted():
     link = Link(None)
     for _ in range(60):
-        link.send_record(0, {"message": "m" * 1_000_000})
+        link.send_data("record", 0, {"message": "m" * 1_000_000})
     ((header, body),) = link.left_over(LIMIT)
     dropped, *kept = map(json.loads, body.splitlines())
     assert header["kind"] == "record" and len(body) < LIMIT + 100
@@ -123,7 +123,7 @@ def test_lines_that_were_dropped_are_told_of_though_none_follows():
     link = Link(None)
     for _ in range(1000):
         link.send_log(0, False, b"out\n")
-    link.logs.shorten(1)
+    link.waiting["log"].shorten(1)
     ((header, body),) = link.left_over(LIMIT)
     assert header == {"kind": "log", "rank": 0, "stderr": False}
     assert body.startswith(b"... 1000 lines dropped")
@@ -148,3 +148,32 @@ def test_a_large_outcome_waits_for_a_driver_that_pauses(ends):
 def test_a_header_that_nobody_would_take_is_not_sent():
     with pytest.raises(wire.WireError, match="over the limit"):
         wire.pack({"text": "x" * (wire.MAX_HEADER + 1)})
+
+
+def test_reports_overtake_lines_that_wait_and_keep_their_order(ends):
+    link, driver = ends
+    for number in range(200):  # far more than the sockets take
+        link.send_log(0, False, b"%06d" % number + b"x" * 50_000 + b"\n")
+    for step in range(3):
+        link.send_data("report", 1, {"step": step})
+    threading.Thread(target=link.close).start()
+    told = [(header["kind"], bytes(body)) for header, body in _until_bye(driver)]
+    kinds = [kind for kind, _ in told]
+    assert kinds.index("report") < len(kinds) - 20
+    reports = b"".join(body for kind, body in told if kind == "report")
+    assert [json.loads(line)["step"] for line in reports.splitlines()] == [0, 1, 2]
+
+
+def test_reports_that_cannot_be_sent_are_left_over(ends):
+    link, driver = ends
+    for step in range(60_000):  # more than the sockets take
+        link.send_data("report", step % 2, {"step": step, "metrics": {"some name of a metric": 1.0}})
+    driver.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    driver.close()
+    while link.up:
+        link.push()
+    left = {header["rank"]: body for header, body in link.left_over(LIMIT) if header["kind"] == "report"}
+    for rank, body in left.items():
+        said = [json.loads(line)["step"] for line in body.splitlines()]
+        assert said == list(range(said[0], 60_000, 2)) and said[0] % 2 == rank
+    assert set(left) == {0, 1}

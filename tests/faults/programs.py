@@ -18,6 +18,15 @@ def rank() -> int:
     return int(os.environ["RANK"])
 
 
+def report(count: int = 1) -> int:
+    """Reports some steps."""
+    import sparkdist
+
+    for step in range(count):
+        sparkdist.report({"loss": 1 / (1 + step)}, step=step)
+    return rank()
+
+
 # --- where a fault happens ----------------------------------------------------------------------
 
 
