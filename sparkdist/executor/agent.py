@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import shutil
 import signal
 import socket
 import time
@@ -35,7 +36,8 @@ def run_agent(conn: socket.socket, folder: Path, library_fds: set[int]) -> None:
 
     Args:
         conn: The socket to the task, which sends the order and gets the outcomes.
-        folder: Where this run's files go; made here, removed by the forkserver.
+        folder: Where this run's files go; made and removed here, and by the forkserver once more: this
+            process may be killed.
         library_fds: Descriptors that imported libraries opened; ranks keep them.
     """
     process.become_subreaper()
@@ -62,6 +64,7 @@ def run_agent(conn: socket.socket, folder: Path, library_fds: set[int]) -> None:
         wire.send(conn, {"kind": "error", "message": f"the agent failed:\n{traceback.format_exc()}"})
     finally:
         process.end_descendants()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Agent:

@@ -29,7 +29,7 @@ class Staff:
         node: This node's part of it.
         message: What the task says of itself: environ, sys_path, cwd, root (the folder that holds
             this package).
-        folder: Where this run's files go; made here.
+        folder: Where this run's files go; made here, and removed when the run has ended.
     """
 
     def __init__(self, order: Order, node: Node, message: dict[str, Any], folder: Path) -> None:
@@ -43,8 +43,8 @@ class Staff:
         self.function = b""
         self.library_fds: set[int] = set()
         self._message = message
-        self._folder = folder
-        self._folder.mkdir(mode=0o700)
+        self.folder = folder
+        self.folder.mkdir(mode=0o700)
         self._code, self._ship = folder / "parcel/code", folder / "parcel/ship"
 
     def prepare(self, function: bytes, parcel: bytes, library_fds: set[int]) -> None:
@@ -61,7 +61,7 @@ class Staff:
         self.function = function
         self.library_fds = library_fds
         if parcel:
-            unpack(parcel, self._folder / "parcel")
+            unpack(parcel, self.folder / "parcel")
         missing = checks.first_missing(self.order.modules, self._path())
         if missing:
             label = self.order.packages.label if self.order.packages else ""
@@ -229,4 +229,4 @@ class Staff:
         return self.framework.own_error(str(self._error_file(rank.rank - self.node.first_rank)))
 
     def _error_file(self, local: int) -> Path:
-        return self._folder / f"error-{local}.json"
+        return self.folder / f"error-{local}.json"

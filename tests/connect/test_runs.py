@@ -96,13 +96,6 @@ def on_spark() -> bool:
     return "SPARK_LOCAL_DIRS" in os.environ  # which Spark's workers have, and this process has not
 
 
-def test_values_too_large_for_rows():
-    import hashlib
-
-    for digest, data in plain().launch(programs.random_bytes, 20 << 20).values:
-        assert hashlib.sha256(data).hexdigest() == digest
-
-
 def test_concurrent_runs():
     plain(1).run(programs.rank)
     with ThreadPoolExecutor(2) as pool:
@@ -117,68 +110,9 @@ def describe_run(i: int) -> tuple[int, str]:
 # --- errors -------------------------------------------------------------------------------------
 
 
-def test_an_exception():
-    error = failure(raise_in_rank_1)
-    assert isinstance(error.__cause__, ValueError)
-    assert "KeyError: 'inner'" in error.root.traceback
-    assert set(error.failures) == {1}
-    assert "raise_chained" in error.root.traceback
-    assert str(error).startswith("rank 1 raised ValueError: outer")
-
-
-def raise_in_rank_1() -> None:
-    if programs.rank() == 1:
-        programs.raise_chained()
-    programs.sleep_for_ever()
-
-
-@pytest.mark.parametrize("code", [3, "a message"])
-def test_an_exit_code(code: Any):
-    error = failure(programs.raise_it, SystemExit, code)
-    assert error.root.kind == "exit"
-    assert error.root.exit_code == (code if isinstance(code, int) else 1)
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda number: number.name)
-def test_a_signal(number: signal.Signals):
-    error = failure(programs.kill_itself, number)
-    assert error.root.signal == number.name
-
-
-def test_a_timeout_with_stacks():
-    with pytest.raises(TrainingTimeout) as caught:
-        plain(timeout=3).run(programs.sleep_for_ever)
-    assert set(caught.value.stacks) == {0, 1}
-    assert all("sleep_for_ever" in stack for stack in caught.value.stacks.values())
-
-
 def test_a_start_timeout_while_others_hold_the_slots(spark: Any):
     with held_slots(spark, 6), pytest.raises(TrainingTimeout, match="still waiting for slots"):
         plain(start_timeout=3).run(programs.rank)
-
-
-def test_a_killed_spark_worker(tmp_path: Path):
-    with ThreadPoolExecutor(1) as pool:
-        outcome = pool.submit(failure, programs.announce_and_wait, tmp_path)
-        assert support.wait_until(lambda: {"0", "1"} <= set(os.listdir(tmp_path)), 30)
-        pids = [pid for pid in support.session_processes() if is_worker(pid)]
-        assert pids
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        error = outcome.result(20)
-    assert {failed.kind for failed in error.failures.values()} == {"lost"}
-
-
-def is_worker(pid: int) -> bool:
-    """A Spark Python worker: forked from the daemon, below which our own processes have a mark."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        parent = support.parents()[pid]
-        above = Path(f"/proc/{parent}/cmdline").read_bytes()
-    except (OSError, KeyError):
-        return False
-    mark = support.FORKSERVER_MARKER in support.start_environ(pid)
-    return b"pyspark.daemon" in command and b"pyspark.daemon" in above and not mark
 
 
 @pytest.mark.parametrize("megabytes", [20, pytest.param(200, marks=pytest.mark.slow)])

@@ -56,5 +56,8 @@ def torchrun(request: pytest.FixtureRequest) -> Iterator[Way]:
 
 @pytest.fixture
 def jobs(spark: Any) -> Callable[[], int]:
-    """Counts the Spark jobs that were ever started."""
-    return lambda: int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
+    """Counts the Spark jobs that were ever started; Connect's server is in this process, too."""
+    from pyspark import SparkContext
+
+    scala = SparkContext._active_spark_context._jsc.sc()  # type: ignore[union-attr]
+    return lambda: int(scala.dagScheduler().numTotalJobs())
