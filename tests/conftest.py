@@ -93,9 +93,11 @@ def _is_for_connect(item: pytest.Item) -> bool:
         return True
     if not item.path.is_relative_to(FAULT_TESTS) or item.get_closest_marker("classic"):
         return False
-    ways = getattr(getattr(item, "callspec", None), "params", {}).values()
-    on_spark = any(str(way).endswith("-spark") for way in ways)
-    return on_spark or "spark" in getattr(item, "fixturenames", ())
+    ways = [str(way) for way in getattr(getattr(item, "callspec", None), "params", {}).values()]
+    if any(way.endswith("-local") for way in ways):
+        return False
+    uses = {"spark", "where"} & set(getattr(item, "fixturenames", ()))
+    return bool(uses) or any(way.endswith("-spark") for way in ways)
 
 
 @pytest.fixture

@@ -174,12 +174,18 @@ def _listening_tcp_sockets(pid: int) -> dict[str, int]:
     }
 
 
-def ports_of_spark() -> set[int]:
-    """The TCP ports on which JVMs of this test session listen."""
-    jvms = [pid for pid in session_processes() if _read(pid, "comm").strip() == b"java"]
-    return {
-        port for pid in jvms for inode, port in _listening_tcp_sockets(pid).items() if inode in sockets(pid)
-    }
+def ports_of_spark() -> set[int | tuple[int, int]]:
+    """The TCP ports on which JVMs of this test session listen, and those of their connections' two ends."""
+    found: set[int | tuple[int, int]] = set()
+    for pid in session_processes():
+        if _read(pid, "comm").strip() == b"java":
+            found.update(_listening_tcp_sockets(pid).values())
+            found.update(
+                (int(fields[1].rpartition(":")[2], 16), int(fields[2].rpartition(":")[2], 16))
+                for fields in tcp_sockets(pid)
+                if fields[9] in sockets(pid)
+            )
+    return found
 
 
 def _listening_unix_sockets(pid: int) -> set[str]:

@@ -18,7 +18,8 @@ from tests import support
 
 SHARED_MEMORY = Path("/dev/shm")
 
-_SPARKS_OWN = ("blockmgr-", "spark-", "artifacts-")
+# Spark's folders, and the one that torch keeps for what it compiles.
+_OF_OTHERS = ("blockmgr-", "spark-", "artifacts-", "torchinductor_")
 _DRIVERS_FOLDER = re.compile(r"sparkdist-(\d+)-")
 # Of a run in a warm server's folder; of a package that is just being unpacked.
 _INSIDE = ("**/sparkdist-fork-*/run-*", "**/blockmgr-*/tmp*")
@@ -39,11 +40,11 @@ def since(before: Counter[str]) -> Counter[str]:
 
 
 def _files() -> Iterator[str]:
-    """Temporary files, but for Spark's, for what drivers keep while they live, and for warm servers."""
+    """Temporary files, but for others', for what drivers keep while they live, and for warm servers."""
     top, live = Path(tempfile.gettempdir()), support.parents()
     for path in top.iterdir():
         owner = _DRIVERS_FOLDER.match(path.name)
-        if not path.name.startswith(_SPARKS_OWN) and not (owner and int(owner[1]) in live):
+        if not path.name.startswith(_OF_OTHERS) and not (owner and int(owner[1]) in live):
             yield f"the file {path}"
     for pattern in _INSIDE:
         yield from (f"the file {path}" for path in top.glob(pattern))
@@ -75,10 +76,11 @@ def _descriptors() -> Iterator[str]:
 
 
 def _connections_to_spark() -> set[str]:
-    """This process's sockets whose other end is a JVM of this test session."""
-    ports = support.ports_of_spark()
-    return {
-        f"socket:[{fields[9]}]"
-        for fields in support.tcp_sockets(os.getpid())
-        if int(fields[2].rpartition(":")[2], 16) in ports
-    }
+    """This process's sockets whose other end is, or was, a JVM of this test session."""
+    ends = support.ports_of_spark()
+    found = set()
+    for fields in support.tcp_sockets(os.getpid()):
+        here, there = (int(end.rpartition(":")[2], 16) for end in fields[1:3])
+        if there in ends or (there, here) in ends:
+            found.add(f"socket:[{fields[9]}]")
+    return found

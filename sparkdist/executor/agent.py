@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import shutil
 import signal
 import socket
 import time
@@ -23,7 +22,7 @@ from sparkdist.executor.link import Link, dial
 from sparkdist.executor.logs import LogPump
 from sparkdist.executor.order import NodeError, Order
 from sparkdist.executor.ranks import RETURNED, STACK_SIGNAL, Rank
-from sparkdist.executor.staff import Staff
+from sparkdist.executor.staff import Staff, remove_run
 from sparkdist.executor.topology import Node
 
 _STACK_TIME = 1.0  # s that ranks get to print their stacks
@@ -64,7 +63,7 @@ def run_agent(conn: socket.socket, folder: Path, library_fds: set[int]) -> None:
         wire.send(conn, {"kind": "error", "message": f"the agent failed:\n{traceback.format_exc()}"})
     finally:
         process.end_descendants()
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_run(folder)
 
 
 class Agent:

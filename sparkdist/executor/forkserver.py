@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 from sparkdist import wire
 from sparkdist.executor import checks, process
 from sparkdist.executor.agent import run_agent
+from sparkdist.executor.staff import remove_run
 from sparkdist.executor.warm import HOME, LIFELINE, START, locked
 
 _WATCH_INTERVAL = 1.0  # s between looks at whether the folder is still there
@@ -153,7 +154,7 @@ class _Server:
         """Removes what runs of an earlier server have left here, which was killed, and their agents too."""
         for folder in self._runs.glob(_RUN.format(agent="*")):
             if not os.path.exists(f"/proc/{folder.name.partition('-')[2]}"):
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_run(folder)
 
     def _watch_parent(self, pid: int, started: int) -> int:
         try:
@@ -248,7 +249,7 @@ class _Server:
         os.waitpid(agent, 0)
         alive = set(self._agents.values())
         process.end_descendants(spare=alive.__contains__)
-        shutil.rmtree(self._run_folder(agent), ignore_errors=True)
+        remove_run(self._run_folder(agent))
         self._idle_since = time.monotonic()
 
     def _retire(self) -> None:
@@ -269,5 +270,7 @@ class _Server:
         for agent in self._agents.values():
             os.kill(agent, signal.SIGKILL)
         process.end_descendants()
+        for agent in self._agents.values():
+            remove_run(self._run_folder(agent))
         shutil.rmtree(self._runs, ignore_errors=True)
         os._exit(0)

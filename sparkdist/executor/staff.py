@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from sparkdist import wire
@@ -19,6 +22,32 @@ from sparkdist.executor.topology import Node
 from sparkdist.executor.unpack import unpack
 from sparkdist.frameworks import Place, resolve
 from sparkdist.rank_context import RankContext
+
+_SOCKETS = "sockets"  # a link in a run's folder
+
+
+def remove_run(folder: Path) -> None:
+    """Removes what a run has in folders."""
+    with suppress(OSError):
+        shutil.rmtree(os.readlink(folder / _SOCKETS), ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _short_folder(folder: Path) -> str | None:
+    """Makes a folder for the sockets of ranks' multiprocessing: a socket's path may have 108 bytes at most.
+
+    Of its own it makes one in every process that needs it, and leaves those of processes that are killed,
+    as a DataLoader's workers are by a Python that ends.
+    """
+    with suppress(OSError):  # a full or missing disk is for the user's code to find, if it needs one
+        made = mkdtemp(prefix="sparkdist-")
+        try:
+            (folder / _SOCKETS).symlink_to(made)
+        except OSError:
+            os.rmdir(made)
+            raise
+        return made
+    return None
 
 
 class Staff:
@@ -45,6 +74,7 @@ class Staff:
         self._message = message
         self.folder = folder
         self.folder.mkdir(mode=0o700)
+        self._sockets = _short_folder(folder)
         self._code, self._ship = folder / "parcel/code", folder / "parcel/ship"
 
     def prepare(self, function: bytes, parcel: bytes, library_fds: set[int]) -> None:
@@ -171,6 +201,7 @@ class Staff:
             "script": script,
             "context": asdict(context),
             "logs_json": self.order.logs_json,
+            "sockets": self._sockets,
         }
 
     def _path(self) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import multiprocessing.process as multiprocessing
 import os
 import signal
 import sys
@@ -66,6 +67,8 @@ def run(ends: Ends, orders: dict[str, Any], function: bytes) -> NoReturn:
     # All of them: a JVM starts Python with some blocked.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     rank_context.enter(rank_context.RankContext(**orders["context"]))
+    if orders["sockets"]:
+        multiprocessing.current_process()._config["tempdir"] = orders["sockets"]  # type: ignore[attr-defined]
     program = _Program(ends, orders["script"], function)
     if orders["logs_json"]:
         program.tell_records()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import support
-from tests.connect.drivers import Driver, driver
+from tests.faults.drivers import Driver, driver
 
 REMOTE = ("local[2]", "spark.ui.enabled=false")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import support
-from tests.connect.drivers import Driver, driver
+from tests.faults.drivers import Driver, driver
 
 pytestmark = [
     pytest.mark.slow,

@@ -21,8 +21,8 @@ from sparkdist import (
     TrainingTimeout,
 )
 from tests import support
-from tests.connect.driver import rank_of_a_pair
 from tests.faults import programs
+from tests.faults.driver import rank_of_a_pair
 
 pytestmark = pytest.mark.usefixtures("ranks_work_after")
 
