@@ -263,14 +263,18 @@ class _Server:
             return
 
     def _end_with_parent(self) -> NoReturn:
+        self._leave_nothing()
         _remove_folders(self._arguments)
-        self._end()
+        os._exit(0)
 
     def _end(self) -> NoReturn:
+        self._leave_nothing()
+        os._exit(0)
+
+    def _leave_nothing(self) -> None:
         for agent in self._agents.values():
             os.kill(agent, signal.SIGKILL)
         process.end_descendants()
         for agent in self._agents.values():
             remove_run(self._run_folder(agent))
         shutil.rmtree(self._runs, ignore_errors=True)
-        os._exit(0)

@@ -36,6 +36,13 @@ def fail() -> None:
     programs.sleep_for_ever()
 
 
+def uneven(folder: Path) -> int:
+    """Rank 1 takes a second longer than rank 0, in which Spark looks twenty times for slow tasks."""
+    (folder / f"start-{os.getpid()}").touch()
+    time.sleep(programs.rank())
+    return programs.rank()
+
+
 def outcome(what: str, folder: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Runs one thing and tells its values, or its error."""
     from sparkdist import Launcher
@@ -44,6 +51,7 @@ def outcome(what: str, folder: str, settings: dict[str, Any]) -> dict[str, Any]:
         "ranks": (programs.rank,),
         "pair": (rank_of_a_pair,),
         "fail": (fail,),
+        "uneven": (uneven, Path(folder)),
         "large": (programs.take, os.urandom(5_000_000)),
         "wait": (programs.announce_and_wait, Path(folder)),
         "wait, deaf": (programs.announce_and_wait, Path(folder), True),
