@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from sparkdist import PreflightError
-from tests import support
 from tests.faults import programs
 from tests.faults.ways import Way, running
 
@@ -41,32 +39,3 @@ def test_adaptive_query_execution(fast_on_spark: Way, spark: Any, setting: str):
         assert error.root.message == "boom"
     finally:
         spark.conf.set("spark.sql.adaptive.enabled", before)
-
-
-@pytest.mark.slow
-def test_fifty_runs_of_which_every_second_one_fails(fast_on_spark: Way):
-    seconds = []
-    for i in range(50):
-        began = time.monotonic()
-        if i % 2:
-            assert (
-                fast_on_spark.failure(programs.one_each, programs.rank, programs.fail_on_a_rank).root.rank
-                == 1
-            )
-        else:
-            assert fast_on_spark.launch(programs.rank).values == [0, 1]
-        seconds.append(time.monotonic() - began)
-    # No run leaves anything that slows the next one down, and none waits for a limit to pass.
-    assert sum(seconds[-10:]) < 2 * sum(seconds[5:15]) + 1
-
-
-def test_a_server_that_has_been_idle_ends_and_the_next_run_works(fast: Way):
-    first = fast.launch(server, idle_timeout=1.0).values[0]
-    assert support.wait_until(lambda: first not in support.parents(), 10)
-    second = fast.launch(server, idle_timeout=1.0).values[0]
-    assert second != first
-
-
-def server() -> int:
-    """The pid of the forkserver above this rank's agent."""
-    return int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
