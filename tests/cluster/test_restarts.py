@@ -86,7 +86,9 @@ def test_a_lost_executor_is_no_failure_of_the_training(
 ):
     """Whatever its peers say of it: they see their connections end."""
     with ThreadPoolExecutor(1) as pool:
-        outcome: Future[Results] = pool.submit(way.launch, train, moments, is_second, how)
+        outcome: Future[Results] = pool.submit(
+            way.launch, train, moments, is_second, how, max_preemptions=None
+        )
         assert announced(moments, 0, way.ranks)
         lose(spark)
         results = outcome.result(timeout=90)
@@ -131,7 +133,14 @@ def test_a_gang_shrinks_and_grows_with_its_executors(
 ):
     with ThreadPoolExecutor(1) as pool:
         outcome: Future[Results] = pool.submit(
-            way.launch, train, moments, is_whole_again, min_processes=1, resize_wait=0, grow=True
+            way.launch,
+            train,
+            moments,
+            is_whole_again,
+            max_preemptions=None,
+            min_processes=1,
+            resize_wait=0,
+            grow=True,
         )
         assert announced(moments, 0, way.ranks)
         kill(spark, min)

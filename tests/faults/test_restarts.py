@@ -160,7 +160,7 @@ def test_settings_are_checked(setting: str, value: object, named: str):
 
 
 def test_a_rank_that_is_asked_to_end_from_outside_is_no_failure_of_the_training(fast: Way):
-    results = launch(fast, 1, "SIGTERM")
+    results = launch(fast, 1, "SIGTERM", max_preemptions=None)
     assert results.values == [(0, 1), (1, 1)]
     assert results.attempts[0].failure and results.attempts[0].failure.preempted
 
@@ -173,7 +173,7 @@ def test_preemptions_have_a_budget_of_their_own(fast: Way):
 
 def test_five_preemptions_in_a_row_without_a_report_end_the_run():
     way = Way("fast", True, Path())
-    assert len(failure(way, 99, "SIGTERM").attempts) == 5
+    assert len(failure(way, 99, "SIGTERM", max_preemptions=None).attempts) == 5
 
 
 # --- what ends a run at once --------------------------------------------------------------------

@@ -36,8 +36,8 @@ class Way:
     ranks: int = 2
 
     def launch(self, program: Any, *args: Any, num_processes: int = 0, **settings: Any) -> Results:
-        """Launches a function or a script; a fault test that hangs fails after a minute."""
-        settings = {"launcher": self.launcher, "timeout": 60, **settings}
+        """Launches a function or a script, once; a fault test that hangs fails after a minute."""
+        settings = {"launcher": self.launcher, "timeout": 60, "max_preemptions": 0, **settings}
         distributor = TorchDistributor(num_processes or self.ranks, local_mode=self.local_mode, **settings)
         return distributor.launch(program, *args)
 
