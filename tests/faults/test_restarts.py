@@ -209,6 +209,7 @@ def test_ctrl_c_is_not_followed_by_another_attempt(clean: None, tmp_path: Path):
             )
 
 
+@pytest.mark.classic
 def test_a_cancelled_job_is_not_started_again(spark: Any, on_spark: Way, tmp_path: Path):
     with ThreadPoolExecutor(1) as pool:
         outcome = pool.submit(on_spark.launch, programs.announce_and_wait, tmp_path, max_restarts=5)
