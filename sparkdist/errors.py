@@ -14,6 +14,7 @@ Every one carries its facts as attributes, pickles, and says in its message what
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -59,6 +60,7 @@ class Failure:
         exception: The exception itself where it pickled on the rank and unpickled here.
         exit_code: The exit code for kind `"exit"`.
         signal: The signal's name for kind `"signal"`, such as `"SIGKILL"`.
+        preempted: Whether the rank was taken away from outside: with its executor, or by a SIGTERM.
         hint: Advice, such as an out-of-memory note; may be "".
         log_tail: The rank's last lines of output, oldest first (at most 100).
     """
@@ -73,8 +75,16 @@ class Failure:
     exception: BaseException | None = None
     exit_code: int | None = None
     signal: str | None = None
+    preempted: bool = False
     hint: str = ""
     log_tail: tuple[str, ...] = ()
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit code, or of a signal its negative number, as subprocess has it; None for other kinds."""
+        if self.signal is not None:
+            return -int(getattr(signal, self.signal, 0) or self.signal.removeprefix("signal "))
+        return self.exit_code
 
     def __str__(self) -> str:
         if self.kind == "exception":

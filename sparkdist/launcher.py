@@ -11,14 +11,13 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from sparkdist import frameworks, testing
-from sparkdist.driver import devices, outcome, packages, preflight, session
-from sparkdist.driver.attempt import run_attempt
+from sparkdist.driver import devices, packages, preflight, session
+from sparkdist.driver.attempt import Plan
 from sparkdist.driver.board import Board
 from sparkdist.driver.closure import capture
 from sparkdist.driver.connect import ConnectJob
@@ -28,10 +27,11 @@ from sparkdist.driver.job import BarrierJob
 from sparkdist.driver.local import LocalRun
 from sparkdist.driver.modules import Finder, imports_at_once
 from sparkdist.driver.parcel import Parcel, check_script, for_function, for_script
-from sparkdist.driver.watch import Gang
+from sparkdist.driver.restarts import Attempts
+from sparkdist.driver.slots import Slots
 from sparkdist.errors import ConfigurationError
 from sparkdist.executor.order import Order
-from sparkdist.results import Attempt, Results, Timings
+from sparkdist.results import Results, Timings
 from sparkdist.settings import Settings, SettingsArgs
 from sparkdist.validation import integer, optional_bool
 
@@ -74,6 +74,9 @@ class Launcher:
         self.local_mode = optional_bool("local_mode", local_mode)
         self.use_gpu = optional_bool("use_gpu", use_gpu)
         self.settings = Settings.of(**settings)
+        least = self.settings.min_processes
+        if least and least > self.num_processes:
+            raise ConfigurationError(f"min_processes={least} is more than num_processes={self.num_processes}")
         self.framework = frameworks.resolve(framework, self.settings.launcher)
         self.framework.check(self.settings.torchrun_args)
         self._framework_name = framework
@@ -103,23 +106,18 @@ class Launcher:
             return self._launch(entry, args, kwargs)
 
     def _launch(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Results:
-        began, started = time.monotonic(), datetime.now(UTC)
+        began = time.monotonic()
         faults = testing.take(self.num_processes)
         spark = session.choose(self.local_mode, self.settings.spark)
         work = self._pack(entry, args, kwargs, spark)
-        order, make_gang, endpoint = self._prepare(spark, work)
-        limit = self.settings.timeout
-        deadline = None if limit is None else began + limit
-        order = replace(order, faults=faults)
-        board = run_attempt(order, self.settings, endpoint, make_gang, deadline)
-        attempt = Attempt(number=0, started=started, ended=datetime.now(UTC), world_size=self.num_processes)
-        ranks = outcome.settle(order, board)
+        attempts = Attempts(self._plan(spark, work, began, faults))
+        ranks = attempts.run()
         return Results(
             ranks=ranks,
-            attempts=(attempt,),
-            timings=_timings(began, board),
-            run_id=order.run_id,
-            metrics=tuple(board.reports),
+            attempts=tuple(attempts.ended),
+            timings=_timings(began, attempts.board),
+            run_id=attempts.run_id,
+            metrics=tuple(attempts.reports),
         )
 
     def _pack(
@@ -149,9 +147,12 @@ class Launcher:
         at_once = Finder(path.resolve().parent).installed(imports_at_once(path))
         return _Work(b"", parcel, (parcel.script, *map(str, args)), tuple(at_once))
 
-    def _prepare(
-        self, spark: SparkSession | None, work: _Work
-    ) -> tuple[Order, Callable[[Order], Gang], tuple[str, str]]:
+    def _plan(
+        self, spark: SparkSession | None, work: _Work, began: float, faults: tuple[testing.Fault, ...] = ()
+    ) -> Plan:
+        """Prepares the run."""
+        limit = self.settings.timeout
+        plan = partial(Plan, settings=self.settings, deadline=None if limit is None else began + limit)
         order = Order(
             run_id=secrets.token_hex(8),
             attempt=0,
@@ -170,18 +171,19 @@ class Launcher:
             idle_timeout=self.settings.idle_timeout,
             logs_json=self.settings.logs_json is not None,
             ports=(ports.start, ports.stop - 1) if (ports := self.settings.ports) else None,
+            faults=faults,
         )
         function, parcel = work.function, work.parcel.data
         if spark is None:
             gpus = devices.driver_gpus(self.use_gpu, self.num_processes)
             order, folder = self._equip(order, None, work)
             local = partial(LocalRun, function=function, parcel=parcel, environ=gpus, packages=folder)
-            return order, local, ("127.0.0.1", "127.0.0.1")
+            return plan(order=order, make_gang=local, endpoint=("127.0.0.1", "127.0.0.1"), slots=None)
         conf, profile = session.confs(spark), self.settings.resources
         per_task_gpus = devices.gpus_per_task(self.use_gpu, self.num_processes, conf, profile)
         per_task = self.framework.processes_per_task(per_task_gpus)
         tasks = -(-self.num_processes // per_task)
-        preflight.check(spark, conf, tasks, per_task_gpus, profile, self._ssl_conf)
+        preflight.check(conf, per_task_gpus, self._ssl_conf)
         order = replace(
             order,
             tasks=tasks,
@@ -192,7 +194,12 @@ class Launcher:
         order, _ = self._equip(order, spark, work)
         job = ConnectJob if session.is_connect(spark) else BarrierJob
         endpoint = session.control_endpoint(spark, conf)
-        return order, lambda order: job(spark, conf, order, function, parcel, profile), endpoint
+        return plan(
+            order=order,
+            make_gang=lambda order: job(spark, conf, order, function, parcel, profile),
+            endpoint=endpoint,
+            slots=Slots(spark, conf, profile),
+        )
 
     def _equip(self, order: Order, spark: SparkSession | None, work: _Work) -> tuple[Order, Path | None]:
         return packages.equip(

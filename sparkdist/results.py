@@ -75,7 +75,7 @@ class Timings:
 
     Attributes:
         slots: From the call until every node of the gang had an agent: Spark's scheduling and
-            Python workers and, in a cold start, the framework's import.
+            Python workers and, in a cold start, the framework's import. Attempts that failed are in it.
         start: From then until every rank had entered the function.
         training: From then until the last rank had left the function.
         results: From then until the results were on the driver and the slots were free again.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from sparkdist import wire
@@ -12,7 +12,9 @@ from sparkdist.driver import progress
 from sparkdist.driver.board import Board
 from sparkdist.driver.console import Console
 from sparkdist.driver.control import ControlChannel, RecordWriter
+from sparkdist.driver.growth import Growth
 from sparkdist.driver.records import RecordFile
+from sparkdist.driver.slots import Slots
 from sparkdist.driver.status import Status, phase_of
 from sparkdist.driver.watch import Gang, Watch
 from sparkdist.errors import PreflightError
@@ -23,43 +25,61 @@ _INTERRUPT_GRACE = 2.0  # s between SIGTERM and SIGKILL after Ctrl-C
 _LAST_WORDS_TIME = 2.0  # s that lines get to arrive after the rows: they come another way
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A run, prepared.
+
+    Attributes:
+        order: Its first attempt with all the ranks it would have, but for the control channel.
+        make_gang: Makes a gang from an attempt's finished order.
+        endpoint: The control channel's addresses, to bind and to advertise.
+        slots: The cluster's; None on the driver.
+        settings: The run's.
+        deadline: When it has to be over (time.monotonic()), or None.
+    """
+
+    order: Order
+    make_gang: Callable[[Order], Gang]
+    endpoint: tuple[str, str]
+    slots: Slots | None
+    settings: Settings
+    deadline: float | None
+
+
 def run_attempt(
+    plan: Plan,
     order: Order,
-    settings: Settings,
-    endpoint: tuple[str, str],
-    make_gang: Callable[[Order], Gang],
-    deadline: float | None = None,
-    attempts: int = 1,
-) -> Board:
+    board: Board,
+    console: Console,
+    numbers: tuple[int, int],
+    growth: Growth | None,
+) -> None:
     """Runs one attempt to its end.
 
     Args:
+        plan: The run.
         order: The attempt, but for the control channel.
-        settings: Its time limits.
-        endpoint: The control channel's addresses, to bind and to advertise.
-        make_gang: Makes the gang from the finished order.
-        deadline: When the run has to be over (time.monotonic()), or None.
-        attempts: How many there may be, as far as that is known.
-
-    Returns:
-        All that is known of it; `rows` holds a result or the exception of Spark's side.
+        board: Gets all that is known of it; at the end `rows` holds a result or the exception of
+            Spark's side.
+        console: Gets its lines, and shows how far it is.
+        numbers: Which attempt this is, from 1, and how many there may be.
+        growth: Ends it when there are slots for more ranks; None for never.
 
     Raises:
         PreflightError: The driver has no address or port for the control channel.
         TrainingTimeout: A limit passed.
+        GangGrows: It was ended to go on with more ranks.
         KeyboardInterrupt: Ctrl-C; the ranks have been ended.
     """
-    board = Board()
+    settings = plan.settings
     with ExitStack() as stack:
         records = _record_file(settings, order, stack)
-        console = stack.enter_context(Console())
-        channel = stack.enter_context(_listen(endpoint, board, console, records, order))
+        channel = stack.enter_context(_listen(plan.endpoint, board, console, records, order))
         order = replace(order, control=channel.address, token=channel.token.hex())
-        gang = make_gang(order)
+        gang = plan.make_gang(order)
         phase = partial(phase_of, order, board, gang.waiting_for)
-        count = order.attempt + 1, attempts
-        console.show(Status(settings.status, phase, count, partial(progress.headline, board)))
-        watch = Watch(order, settings, board, channel, gang, deadline)
+        console.show(Status(settings.status, phase, numbers, partial(progress.headline, board)))
+        watch = Watch(order, settings, board, channel, gang, plan.deadline, growth)
         try:
             watch.start()
             watch.wait()
@@ -79,7 +99,6 @@ def run_attempt(
                 progress.take(board, header["rank"], data)
             elif header["kind"] == "record" and records:
                 records(header["rank"], data)
-    return board
 
 
 def _listen(

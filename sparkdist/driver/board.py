@@ -28,6 +28,9 @@ class Board:
         entered: When each rank entered the user's code.
         returned: When each rank returned from it.
         failed: Ranks in the order in which they failed.
+        failed_at: When the first of them did (time.monotonic()), or 0.
+        lost: When agents were lost, by node: they took no leave (time.monotonic()).
+        executor_lost: Whether one of the executors is gone.
         reported: When each rank's last report came.
         outcomes: Pickled outcomes that came over the control channel.
         stacks: Stacks by rank, as far as they came.
@@ -40,6 +43,9 @@ class Board:
     entered: dict[int, float] = field(default_factory=dict)
     returned: dict[int, float] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
+    failed_at: float = 0.0
+    lost: dict[int, float] = field(default_factory=dict)
+    executor_lost: bool = False
     reported: dict[int, float] = field(default_factory=dict)
     outcomes: dict[int, bytearray] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
@@ -59,6 +65,16 @@ class Board:
         """Waits until `reached` holds; returns False when `timeout` seconds passed before."""
         with self._changed:
             return self._changed.wait_for(lambda: reached(self), timeout)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the attempt, or a part of it, has come to its end."""
+        return self.rows.done() or bool(self.failed or self.returned)
+
+    def add_failed(self, rank: int) -> None:
+        """Notes that a rank has failed."""
+        self.failed.append(rank)
+        self.failed_at = self.failed_at or time.monotonic()
 
     def add_gathered(self, nodes: int) -> None:
         """Notes that so many nodes have found each other by Spark's means."""

@@ -21,6 +21,7 @@ from sparkdist.driver.job import answers, by_value
 from sparkdist.driver.local import IMPORTING
 from sparkdist.driver.parcel import package_zip
 from sparkdist.driver.session import Confs, cores_per_task, first_lines, is_local, server_answers
+from sparkdist.driver.slots import connect_cores
 from sparkdist.errors import ConfigurationError, PreflightError
 from sparkdist.executor.leader import Row
 from sparkdist.executor.order import Order
@@ -158,7 +159,7 @@ class ConnectJob:
 
     def _check_slots(self, may_wait: bool) -> None:
         """Refuses a job that Spark has not taken: it never shows a stage of one that is too large."""
-        tasks, cores = self._order.tasks, self._cores()
+        tasks, cores = self._order.tasks, connect_cores(self._session, self._conf, self._profile)
         if may_wait and (cores is None or cores >= tasks * cores_per_task(self._conf, self._profile)):
             return
         if not may_wait and self._conf("spark.connect.progress.reportInterval"):
@@ -169,18 +170,6 @@ class ConnectJob:
             f"the run needs {tasks} slots at once, and the cluster {has}. Ask for fewer processes, or start "
             "Spark with more cores."
         )
-
-    def _cores(self) -> int | None:
-        """Returns how many cores the cluster has, or None where confs hide it or cores do not decide.
-
-        By default that is the number of partitions of a range, which its plan shows.
-        """
-        hiding = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
-        if self._profile or any(map(self._conf, hiding)):
-            return None
-        plan = str(self._session.sql("EXPLAIN SELECT * FROM range(10)").collect()[0][0])
-        _, found, splits = plan.partition("splits=")
-        return int(splits.partition(")")[0]) if found else None
 
     def cancel(self) -> None:
         """Has Spark cancel the operation, also where it is only about to reach the server."""
@@ -199,6 +188,10 @@ class ConnectJob:
         if is_local(self._conf("spark.master")) and answers(self._order.control):
             return False  # they are on this host, and would reach it
         return self._running == self._order.tasks
+
+    def lost_executor(self) -> bool:
+        """Says that one may be gone: the client is not told."""
+        return not is_local(self._conf("spark.master"))
 
     def waiting_for(self) -> str:
         """Says what the gang waits for while no agent has reported."""

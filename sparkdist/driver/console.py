@@ -7,7 +7,7 @@ import threading
 import time
 from itertools import groupby
 
-from sparkdist.driver.lines import Lines
+from sparkdist.driver.lines import OURS, Lines
 from sparkdist.driver.outlet import Outlet
 from sparkdist.driver.status import Status
 from sparkdist.executor.backlog import Backlog, Piece
@@ -62,15 +62,23 @@ class Console:
             self._backlog.add(rank, is_stderr, data)
             self._news.notify()
 
+    def say(self, text: str) -> None:
+        """Has something printed to stderr that is no rank's."""
+        self.write(OURS, True, text.encode() + b"\n")
+
     def show(self, status: Status) -> None:
-        """Shows a status from now on."""
+        """Shows a status from now on, instead of the one before."""
         with self._news:
             self._status = status
             self._news.notify()
 
     def _run(self) -> None:
-        left = 0
+        left, shown = 0, self._status
         while not self._outlet.given_up and (pieces := self._wait()) is not None:
+            if shown is not self._status:
+                if shown:
+                    shown.end(self._outlet)
+                shown = self._status
             left += self._print(pieces)
             if self._status and not self._backlog:
                 self._status.draw(self._outlet)

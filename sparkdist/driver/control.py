@@ -157,7 +157,7 @@ class ControlChannel:
             self._room.acquire()
 
     def _serve(self, conn: socket.socket) -> None:
-        took_leave = False
+        node, took_leave = -1, False
         with conn:
             try:
                 try:
@@ -174,6 +174,7 @@ class ControlChannel:
                         _tell(conn, header)
                 while frame := wire.receive(conn, _MAX_OUTCOME):
                     self._take(*frame)
+                    node = frame[0].get("node", node)
                     took_leave = frame[0]["kind"] == "bye"
             except (OSError, ValueError):
                 pass  # a stranger, or an agent that is gone; what became of its ranks comes as rows
@@ -184,6 +185,7 @@ class ControlChannel:
                         self._agents.remove(conn)
                         self._agent_left.notify_all()
                 if was_agent and not took_leave and not self._closed.is_set():
+                    self._board.note(lambda board: board.lost.setdefault(node, time.monotonic()))
                     self._broadcast({"kind": "incomplete"})
 
     def _take(self, header: wire.Header, body: bytearray) -> None:
@@ -208,7 +210,7 @@ class ControlChannel:
             self._board.note(lambda board: board.returned.__setitem__(header["rank"], time.monotonic()))
         elif kind == "failed":
             is_first = not self._board.failed
-            self._board.note(lambda board: board.failed.append(header["rank"]))
+            self._board.note(lambda board: board.add_failed(header["rank"]))
             if is_first:
                 self.stop_ranks(wire.GRACE)
         elif kind == "outcome":

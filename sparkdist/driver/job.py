@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -29,6 +30,7 @@ T = TypeVar("T")
 
 ROW_SCHEMA = "header string, body binary"  # of rows as a DataFrame
 _ANSWER_TIME = 1.0  # s
+_NOTICE_TIME = 2.0  # s that Spark gets to notice that an executor is gone
 _WARMED: set[tuple[str, str, str]] = set()  # (application, framework, launcher)
 
 
@@ -56,6 +58,7 @@ class BarrierJob:
         self._parcel = parcel
         self._profile = profile
         self._group = f"sparkdist-{uuid.uuid4()}"
+        self._executors: set[str] = set()
 
     def run(self) -> list[Row]:
         """Runs the job to its end and returns all its rows; to be called in the job's own thread.
@@ -65,6 +68,7 @@ class BarrierJob:
                 was cancelled. Ranks' failures are rows.
         """
         order = self._share_host()
+        self._executors = self._executors_now()
         description = f"sparkdist run {self._order.run_id}: {self._order.world_size} ranks"
         self._context.setJobGroup(self._group, description, interruptOnCancel=False)
         args = (*package_zip(), order.to_json(), self._function, self._parcel)
@@ -117,6 +121,23 @@ class BarrierJob:
         if is_local(self._context.master) and answers(self._order.control):
             return False  # they are on this host, and would reach it
         return self._holds_slots()
+
+    def lost_executor(self) -> bool:
+        """Says whether an executor that it started on is gone, giving Spark a moment to notice."""
+        deadline = time.monotonic() + _NOTICE_TIME
+        while self._executors <= self._executors_now():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_NOTICE_TIME / 20)
+        return True
+
+    def _executors_now(self) -> set[str]:
+        if is_local(self._context.master):
+            return set()
+        try:
+            return set(self._context._jsc.sc().getExecutorMemoryStatus().keys().mkString(" ").split())
+        except Exception:
+            return set()  # there is no JVM any more
 
     def waiting_for(self) -> str:
         """Says what the gang waits for while no agent has reported."""

@@ -10,6 +10,8 @@ from functools import cache
 
 from sparkdist.executor.backlog import Piece
 
+OURS = -1  # instead of a rank: what the driver says
+
 _ODD = re.compile(r"[^ -~\t\n]+")
 _REDRAW = 0.5  # s between two looks at a line that is drawn again and again
 _DROPPED = "... {count} lines dropped: the driver's output is read too slowly"
@@ -83,7 +85,7 @@ def _last_drawn(line: str) -> str:
 def _behind_rank(rank: int, lines: list[str]) -> str:
     if not lines:
         return ""
-    prefix = f"[rank {rank}] "
+    prefix = "sparkdist: " if rank == OURS else f"[rank {rank}] "
     return prefix + safe("\n".join(lines)).replace("\n", "\n" + prefix) + "\n"
 
 

@@ -95,6 +95,10 @@ class LocalRun:
         """Says that agents on the driver reach it."""
         return False
 
+    def lost_executor(self) -> bool:
+        """Says that there is none."""
+        return False
+
     def waiting_for(self) -> str:
         """Says what a run waits for before its agent reports."""
         return IMPORTING

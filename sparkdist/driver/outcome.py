@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
+from dataclasses import replace
 from typing import Any
 
 from sparkdist import values, wire
@@ -19,6 +21,12 @@ _TOO_LARGE = (
     "be used. Write it to storage and return its path, or set spark.driver.host to an address that executors "
     "reach."
 )
+
+_GANG_FAILED = "Job aborted due to stage failure"  # else Spark, or somebody by Spark, has ended the job
+_EXECUTOR_LOST = re.compile(
+    r"^.*(?:ExecutorLostFailure|decommission|executor \S+ (?:was |is )?lost).*", re.I | re.M
+)
+_SAME_MOMENT = 1.0  # s; an executor that is lost later than a rank's failure is not its cause
 
 # How Spark itself says that a worker's Python is not the driver's, before any of our code runs there.
 _MISMATCH = re.compile(r"PYTHON_VERSION_MISMATCH\D*(\d+)\D{1,2}(\d+)\D+(\d+\.\d+)")
@@ -42,12 +50,20 @@ def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
         found = _MISMATCH.search(message_of(error))
         if found:
             raise PreflightError(_other_python(f"{found[1]}.{found[2]}", found[3])) from None
-        raise _lost(order, f"the gang was lost: {_reason(error)}") from error
+        taken = _EXECUTOR_LOST.search(message_of(error))
+        reason = (
+            f"an executor of the gang was lost: {taken[0]}"
+            if taken
+            else f"the gang was lost: {_reason(error)}"
+        )
+        raise _lost(order, reason, preempted=bool(taken)) from error
     for header, _ in rows:
         if header["kind"] == "error":
             raise PreflightError(header["message"])
     ranks = sorted((row for row in rows if "host" in row[0]), key=lambda row: row[0]["rank"])
     failures = _failures(ranks, board)
+    if failures or board.executor_lost:
+        failures = _with_lost(failures, order, ranks, board)
     if failures:
         raise TrainingFailed(failures, order.run_id)
     tasks = sum(header["kind"] == "task" for header, _ in rows)
@@ -60,10 +76,37 @@ def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
     return tuple(_result(header, blob, board) for header, blob in ranks)
 
 
-def _lost(order: Order, message: str) -> TrainingFailed:
-    ranks = range(order.world_size)
-    failures = {rank: Failure(rank=rank, kind="lost", order=rank, message=message) for rank in ranks}
+def is_called_off(board: Board) -> bool:
+    """Says whether the gang's job was cancelled, or its session is gone: then nothing may follow it."""
+    error = board.rows.exception() if board.rows.done() else None
+    return error is not None and _GANG_FAILED not in message_of(error)
+
+
+def _lost(order: Order, message: str, preempted: bool = False) -> TrainingFailed:
+    failures = {
+        rank: Failure(rank=rank, kind="lost", order=rank, message=message, preempted=preempted)
+        for rank in range(order.world_size)
+    }
     return TrainingFailed(failures, order.run_id)
+
+
+def _with_lost(
+    failures: dict[int, Failure], order: Order, ranks: list[Row], board: Board
+) -> dict[int, Failure]:
+    """Puts the ranks of a lost executor before those that failed because of it.
+
+    Nobody is left to speak for them: they have no rows, and their agent was gone without a word.
+    """
+    missing = sorted(set(range(order.world_size)) - {header["rank"] for header, _ in ranks})
+    lost_at = min(board.lost.values(), default=math.inf)
+    if not missing or lost_at > (board.failed_at or math.inf) + _SAME_MOMENT:
+        return failures
+    message = "its executor was lost" if board.executor_lost else "its Spark worker was lost"
+    lost = {
+        rank: Failure(rank=rank, kind="lost", order=place, message=message, preempted=board.executor_lost)
+        for place, rank in enumerate(missing)
+    }
+    return lost | {rank: replace(f, order=f.order + len(lost)) for rank, f in failures.items()}
 
 
 def _other_python(worker: str, driver: str) -> str:
@@ -137,7 +180,8 @@ def _failure(header: wire.Header, data: bytes | bytearray | None, place: int) ->
     if kind == "exited":
         return Failure(kind="exit", exit_code=header["code"], message=message, **common)
     if kind == "signal":
-        return Failure(kind="signal", signal=header["signal"], message=message, **common)
+        name = header["signal"]
+        return Failure(kind="signal", signal=name, message=message, preempted=name == "SIGTERM", **common)
     return Failure(kind="lost", message=message, **common)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import warnings
@@ -13,6 +14,7 @@ from sparkdist import wire
 from sparkdist.driver import outcome
 from sparkdist.driver.board import Board
 from sparkdist.driver.control import ControlChannel
+from sparkdist.driver.growth import Growth
 from sparkdist.errors import TrainingTimeout
 from sparkdist.executor.last_words import rows_in
 from sparkdist.executor.leader import LINES, Row
@@ -42,6 +44,9 @@ class Gang(Protocol):
     def is_unheard(self) -> bool:
         """Says whether its agents may be at work though none of them has reached the driver."""
 
+    def lost_executor(self) -> bool:
+        """Says whether an executor that it started on is gone, as far as that can be known."""
+
     def waiting_for(self) -> str:
         """Says what it waits for while no agent has reported."""
 
@@ -59,6 +64,7 @@ class Watch:
         channel: How its agents are reached.
         gang: Where its ranks run.
         deadline: When the run has to be over (time.monotonic()), or None.
+        growth: Whether the gang is to be ended to go on with more ranks; None for never.
     """
 
     def __init__(
@@ -69,12 +75,14 @@ class Watch:
         channel: ControlChannel,
         gang: Gang,
         deadline: float | None,
+        growth: Growth | None,
     ) -> None:
         self._order = order
         self._settings = settings
         self._board = board
         self._channel = channel
         self._gang = gang
+        self._growth = growth
         self._warned = False
         self._limits = {"start_timeout": time.monotonic() + settings.start_timeout}
         if deadline is not None:
@@ -103,23 +111,31 @@ class Watch:
 
         Raises:
             TrainingTimeout: `timeout` or `start_timeout` passed.
+            GangGrows: There are slots for more ranks.
         """
         size = self._order.world_size
         self._reach(lambda b: b.rows.done() or bool(b.failed) or len(b.entered) == size)
         del self._limits["start_timeout"]
+        while self._growth and not self._reach(lambda b: b.is_ending, self._growth.PAUSE):
+            self._growth.look()
         self._reach(lambda b: b.rows.done() or bool(b.failed))
         if self._board.failed:
             self.end(wire.GRACE, _FAILED_TIME)  # its agents do so too; one that cannot be reached does not
         self._reach(lambda b: b.rows.done())
+        if self._board.lost:
+            self._board.executor_lost = self._gang.lost_executor()
 
-    def _reach(self, reached: Callable[[Board], bool]) -> None:
-        name, moment = min(self._limits.items(), key=lambda limit: limit[1], default=("", None))
-        left = None if moment is None else max(0.0, moment - time.monotonic())
-        if self._board.wait(reached, left) or moment is None:
-            return
+    def _reach(self, reached: Callable[[Board], bool], pause: float = threading.TIMEOUT_MAX) -> bool:
+        """Waits until something holds; returns False when `pause` seconds passed before."""
+        name, moment = min(self._limits.items(), key=lambda limit: limit[1], default=("", math.inf))
+        left = max(0.0, moment - time.monotonic())
+        if self._board.wait(reached, min(left, pause)):
+            return True
+        if pause < left:
+            return False
         if name == "start_timeout" and self._is_unheard():
             self._warn()
-            return
+            return False
         raise self._timeout(name)
 
     def _is_unheard(self) -> bool:

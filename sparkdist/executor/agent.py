@@ -77,7 +77,7 @@ class Agent:
         self._pumps = {rank.rank: LogPump(rank.rank, self._emitter(rank.rank)) for rank in self.staff.ranks}
         self._selector = selectors.DefaultSelector()
         self._task_frames = wire.FrameReader(max_body=0)
-        self._gathering = False
+        self._gathering = self._gathered = False  # asked for it, and it is over
         self._complete = self.node.count == 1  # whether the driver can tell every node of a failure
         self._some_unheard = False  # whether a node is there that it cannot tell anything
         self._kill_at: float | None = None
@@ -105,9 +105,16 @@ class Agent:
             self._gather()
         if self._meeting_point:
             self._start_ranks(*self._meeting_point)
-        while self.staff.busy():
+        while self.staff.busy() or self._is_expected():
             self._turn()
         self._finish()
+
+    def _is_expected(self) -> bool:
+        """Says whether this node's task may still have to take part in a gathering of all tasks.
+
+        Else one whose ranks return at once could be gone when others begin to wait for it.
+        """
+        return self.link.up and not (self._complete or self._gathered or self._kill_at)
 
     def _gather(self) -> None:
         """Has the gang's tasks tell each other where to meet; they all have to take part."""
@@ -160,6 +167,7 @@ class Agent:
         if not data:
             raise ConnectionResetError
         for header, _ in self._task_frames.feed(data):
+            self._gathered = True
             self.link.send({"kind": "gathered", "nodes": self.node.count})
             self._start_ranks(*header["store"])
 

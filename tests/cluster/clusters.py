@@ -52,6 +52,10 @@ class Cluster:
             # A worker of the standalone kind has room for a second application.
             "spark.cores.max": str(self.slots),
             "spark.sql.shuffle.partitions": "2",
+            # One that is told to go ends a second later, whatever it runs.
+            "spark.decommission.enabled": "true",
+            "spark.executor.decommission.forceKillTimeout": "1s",
+            "spark.storage.decommission.enabled": "false",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
         }

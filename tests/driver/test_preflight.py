@@ -176,8 +176,8 @@ def test_runs_at_once_are_all_spared_by_the_killer_of_idle_workers(set_conf, spa
 
 def test_a_job_that_is_cancelled_before_it_is_submitted_never_runs(spark):
     launcher = Launcher("plain", local_mode=False)
-    order, _, _ = launcher._prepare(spark, launcher._pack(int, (), {}, spark))
-    job = BarrierJob(spark, session.confs(spark), order, b"", b"", None)
+    plan = launcher._plan(spark, launcher._pack(int, (), {}, spark), 0.0)
+    job = BarrierJob(spark, session.confs(spark), plan.order, b"", b"", None)
     job.cancel()
     with ThreadPoolExecutor(1) as pool:  # a job's group stays with its thread
         assert "cancel" in str(pool.submit(job.run).exception())

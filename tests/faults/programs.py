@@ -225,6 +225,13 @@ def announce(folder: Path) -> None:
     draft.rename(folder / str(rank()))
 
 
+def announce_in(folder: Path, attempt: int) -> None:
+    """Announces this rank of an attempt."""
+    below = folder / str(attempt)
+    below.mkdir(exist_ok=True)
+    announce(below)
+
+
 def announce_and_return(folder: Path, go: Path) -> int:
     """Returns when it is told to."""
     announce(folder)

@@ -1,0 +1,121 @@
+"""A cluster's slots: how many tasks of a gang it can run at once, and the wait for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sparkdist.driver.outcome import message_of
+from sparkdist.driver.session import Confs, cores_per_task, is_connect, is_local
+from sparkdist.errors import PreflightError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import SparkSession
+
+_REGISTER_TIME = 5.0  # s that executors get to register before there are too few slots
+_LOOK_AGAIN = 0.1  # s; Spark has no event for a registered executor
+_LOOK_AGAIN_ON_CONNECT = 1.0  # s; every look is a small query there
+
+# Confs that say how many partitions a range has, where that would be the number of cores.
+_HIDING = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
+
+
+class Slots:
+    """The slots that a session's cluster has for tasks of a gang, free or not.
+
+    Args:
+        session: The session.
+        conf: Looks up its confs.
+        profile: The tasks' resource profile.
+
+    Raises:
+        PreflightError: Spark does not take the profile.
+    """
+
+    def __init__(self, session: SparkSession, conf: Confs, profile: ResourceProfile | None) -> None:
+        self._master = conf("spark.master")
+        self._is_connect = is_connect(session)
+        self.count: Callable[[], int | None] = (
+            (lambda: _of_cores(session, conf, profile))
+            if self._is_connect
+            else _classic_counter(session.sparkContext, profile)
+        )
+
+    def take(self, least: int, most: int, resize_wait: float) -> int:
+        """Returns how many tasks a run's first gang may have; see `wait`."""
+        if self._is_connect and least == most:
+            return most  # the job itself watches for too few, which costs no query
+        return self.wait(least, most, resize_wait, _REGISTER_TIME)
+
+    def wait(self, least: int, most: int, resize_wait: float, patience: float) -> int:
+        """Waits for a gang's slots.
+
+        Args:
+            least: Tasks that the gang needs.
+            most: Tasks that it would have.
+            resize_wait: Seconds after which fewer than `most` will do.
+            patience: Seconds after which there are too few.
+
+        Returns:
+            How many tasks it may have; `most` where Connect hides how many slots there are.
+
+        Raises:
+            PreflightError: There are too few.
+        """
+        began = time.monotonic()
+        while (slots := self.count()) is not None and slots < most:
+            waited = time.monotonic() - began
+            is_final = is_local(self._master)  # the slots of a local master are all there from the start
+            if slots >= least and (waited >= resize_wait or is_final):
+                return slots
+            if slots < least and (waited >= patience or is_final):
+                raise PreflightError(self._too_few(least, slots))
+            time.sleep(_LOOK_AGAIN_ON_CONNECT if self._is_connect else _LOOK_AGAIN)
+        if slots is None and least < most:
+            raise PreflightError(
+                "min_processes: this session does not tell how many slots there are; that takes one without "
+                f"resources=, {' and '.join(_HIDING)}. Leave min_processes out."
+            )
+        return most
+
+    def _too_few(self, needed: int, slots: int) -> str:
+        return (
+            f"the run needs {needed} slots at once, and the cluster ({self._master}) has {slots}. Ask for "
+            "fewer processes, or start Spark with more cores."
+        )
+
+
+def _classic_counter(context: SparkContext, profile: ResourceProfile | None) -> Callable[[], int]:
+    scala = context._jsc.sc()
+    java_profile = scala.resourceProfileManager().defaultResourceProfile()
+    if profile is not None:
+        java_profile = _register(context, profile)
+    return lambda: int(scala.maxNumConcurrentTasks(java_profile))
+
+
+def _register(context: SparkContext, profile: ResourceProfile) -> Any:
+    """Returns Spark's own object of a resource profile; Spark checks there whether it can be used."""
+    try:
+        return context.parallelize([0], 1).withResources(profile)._jrdd.rdd().getResourceProfile()
+    except Exception as error:
+        raise PreflightError(f"resources= cannot be used on this cluster: {message_of(error)}") from error
+
+
+def _of_cores(session: SparkSession, conf: Confs, profile: ResourceProfile | None) -> int | None:
+    cores = connect_cores(session, conf, profile)
+    return None if cores is None else cores // cores_per_task(conf, profile)
+
+
+def connect_cores(session: SparkSession, conf: Confs, profile: ResourceProfile | None) -> int | None:
+    """Returns how many cores a cluster behind Connect has, or None where that is hidden or does not decide.
+
+    By default that is the number of partitions of a range, which its plan shows.
+    """
+    if profile or any(map(conf, _HIDING)):
+        return None
+    plan = str(session.sql("EXPLAIN SELECT * FROM range(10)").collect()[0][0])
+    _, found, splits = plan.partition("splits=")
+    return int(splits.partition(")")[0]) if found else None
