@@ -9,7 +9,8 @@ setup:
 # A process holds one Spark session at a time: folders with sessions of their own get a process each.
 # make test ARGS="-k torchrun -x" passes options on, to all of them; ARGS="tests/cluster -k ctrl_c" names
 # one, or a file in one. make test SLOW=1 runs the slow tests too. (5: a folder had no such test.)
-SUITES = $(or $(filter tests%,$(ARGS)),tests tests/cluster $(wildcard tests/connect))
+# tests/faults runs on a classic session and on Connect, there beside what is Connect's own.
+SUITES = $(or $(filter tests%,$(ARGS)),tests tests/cluster "tests/connect tests/faults --connect")
 
 PYTEST = $(RUN)/pytest $$suite $(if $(SLOW),,-m "not slow") $(filter-out tests%,$(ARGS))
 

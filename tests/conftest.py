@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Generator, Iterator
 from fnmatch import fnmatchcase
@@ -14,13 +16,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from sparkdist.driver.board import Board
-from tests import support
+from tests import sessions, support, traces
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 CONNECT_TESTS = Path(__file__).with_name("connect")
+FAULT_TESTS = Path(__file__).with_name("faults")
+
+PATIENCE = 5.0  # s that what a run leaves gets to go
+
+# pytest's own folders, which are looked at after a failure, stay where they were.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+# All else that appears in this session's temporary folder is a run's: the `clean` fixture counts it.
+os.environ["TMPDIR"] = tempfile.tempdir = TEMP = tempfile.mkdtemp(prefix="sparkdist-tests-")
 
 # Whatever a test starts, Spark's JVM and its Python workers included, inherits this.
 os.environ.setdefault(support.TEST_MARKER, uuid.uuid4().hex)
@@ -28,46 +38,84 @@ os.environ.setdefault(support.TEST_MARKER, uuid.uuid4().hex)
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """A real session on `local[2]`."""
-    from pyspark.sql import SparkSession
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds an option."""
+    parser.addoption("--connect", action="store_true", help="run tests/faults on a session of Spark Connect")
 
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("sparkdist tests")
-        .config("spark.ui.enabled", False)
-        .config("spark.ui.showConsoleProgress", False)
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", 2)
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Whoever names tests/connect wants Connect's session."""
+    if any(path.is_relative_to(CONNECT_TESTS) for path in _named(config)):
+        config.option.connect = True
+
+
+def pytest_unconfigure() -> None:
+    """Removes the temporary folder."""
+    shutil.rmtree(TEMP, ignore_errors=True)
+
+
+def _named(config: pytest.Config) -> Iterator[Path]:
+    return (Path(arg.partition("::")[0]).absolute() for arg in config.args)
+
+
+@pytest.fixture(scope="session")
+def spark(pytestconfig: pytest.Config) -> Iterator[SparkSession]:
+    """A real session on `local[2]`: a classic one, or with --connect a client's."""
+    session = sessions.start(pytestconfig.option.connect)
     yield session
-    session.stop()
+    sessions.stop(session)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves tests/connect out unless it was named: a process holds a classic session or Connect's."""
-    if collection_path != CONNECT_TESTS:
-        return None
-    named = (Path(arg.partition("::")[0]).absolute() for arg in config.args)
-    return None if any(path.is_relative_to(CONNECT_TESTS) for path in named) else True
+    return True if collection_path == CONNECT_TESTS and not config.option.connect else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before slow tests are deselected
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On Connect, leaves out what does not depend on the session, or needs a SparkContext."""
+    if not config.option.connect:
+        return
+    chosen = [item for item in items if _is_for_connect(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    seen: set[tuple[Path, str]] = set()
+    for item in chosen:
+        if not item.path.is_relative_to(CONNECT_TESTS):
+            # What ranks do is the same as on a classic session: of each kind one case is quick.
+            kind = (item.path, getattr(item, "originalname", item.name))
+            if kind in seen:
+                item.add_marker(pytest.mark.slow)
+            seen.add(kind)
+    items[:] = chosen
+
+
+def _is_for_connect(item: pytest.Item) -> bool:
+    if item.path.is_relative_to(CONNECT_TESTS):
+        return True
+    if not item.path.is_relative_to(FAULT_TESTS) or item.get_closest_marker("classic"):
+        return False
+    ways = [str(way) for way in getattr(getattr(item, "callspec", None), "params", {}).values()]
+    if any(way.endswith("-local") for way in ways):
+        return False
+    uses = {"spark", "where"} & set(getattr(item, "fixturenames", ()))
+    return bool(uses) or any(way.endswith("-spark") for way in ways)
 
 
 @pytest.fixture
 def clean(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Asserts that the test left this process as it was, no socket, and within 5 s no process."""
+    """Asserts that the test left this process as it was and, soon, no process and no trace."""
     if "spark" in request.fixturenames:
         request.getfixturevalue("spark")  # what a session starts is no leak of the test
-    before, listening = support.own_state(), support.listeners()
+    before, listening, there = support.own_state(), support.listeners(), traces.traces()
     yield
     assert support.own_state() == before
-    if not support.wait_until(lambda: not support.run_processes(), 5):
+    if not support.wait_until(lambda: not support.run_processes(), PATIENCE):
         pytest.fail(f"of a run, these still live:\n{support.describe(support.run_processes())}")
     # After the processes: what a rank still held would not be ours to blame.
-    if not support.wait_until(lambda: not support.listeners() - listening, 5):
+    if not support.wait_until(lambda: not support.listeners() - listening, PATIENCE):
         pytest.fail(f"these still listen: {support.listeners() - listening}")
+    if not support.wait_until(lambda: not traces.since(there), PATIENCE):
+        pytest.fail(f"this was left: {', '.join(sorted(traces.since(there)))}")
 
 
 @pytest.fixture

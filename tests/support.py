@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,12 +93,16 @@ def forkservers() -> set[int]:
 def run_processes() -> set[int]:
     """The live processes of runs: all that carry a run's mark or a forkserver's, or stand below one."""
     servers = forkservers()
-    marked = {
+    return (marked() | descendants(servers)) - servers
+
+
+def marked() -> set[int]:
+    """The live processes that carry a run's mark or a forkserver's."""
+    return {
         pid
         for pid, environ in session_processes().items()
         if RUN_MARKER in environ or FORKSERVER_MARKER in environ
     }
-    return (marked | descendants(servers)) - servers
 
 
 def hear(driver: subprocess.Popen[str]) -> dict[str, Any]:
@@ -154,15 +158,34 @@ def _is_spark(pid: int, tree: dict[int, int]) -> bool:
     return b"pyspark.daemon" in _read(pid, "cmdline") and _read(tree.get(pid, 0), "comm").strip() == b"java"
 
 
-# Through the process: it may be in a network namespace of its own.
-def _listening_tcp_sockets(pid: int) -> dict[str, int]:
-    ports = {}
+def tcp_sockets(pid: int) -> Iterator[list[str]]:
+    """The fields of each line of a process's tables of TCP sockets."""
+    # Through the process: it may be in a network namespace of its own.
     for table in ("net/tcp", "net/tcp6"):
         for line in _read(pid, table).decode().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == _TCP_LISTEN:
-                ports[fields[9]] = int(fields[1].rpartition(":")[2], 16)
-    return ports
+            yield line.split()
+
+
+def _listening_tcp_sockets(pid: int) -> dict[str, int]:
+    return {
+        fields[9]: int(fields[1].rpartition(":")[2], 16)
+        for fields in tcp_sockets(pid)
+        if fields[3] == _TCP_LISTEN
+    }
+
+
+def ports_of_spark() -> set[int | tuple[int, int]]:
+    """The TCP ports on which JVMs of this test session listen, and those of their connections' two ends."""
+    found: set[int | tuple[int, int]] = set()
+    for pid in session_processes():
+        if _read(pid, "comm").strip() == b"java":
+            found.update(_listening_tcp_sockets(pid).values())
+            found.update(
+                (int(fields[1].rpartition(":")[2], 16), int(fields[2].rpartition(":")[2], 16))
+                for fields in tcp_sockets(pid)
+                if fields[9] in sockets(pid)
+            )
+    return found
 
 
 def _listening_unix_sockets(pid: int) -> set[str]:
@@ -172,16 +195,21 @@ def _listening_unix_sockets(pid: int) -> set[str]:
 
 def sockets(pid: int) -> set[str]:
     """The inodes of the sockets that a process holds."""
-    targets = set()
+    return {target[len("socket:[") : -1] for target in descriptors(pid) if target.startswith("socket:[")}
+
+
+def descriptors(pid: int) -> list[str]:
+    """Where each descriptor of a process leads."""
+    targets = []
     try:
         for descriptor in os.scandir(f"/proc/{pid}/fd"):
             try:
-                targets.add(os.readlink(descriptor.path))
+                targets.append(os.readlink(descriptor.path))
             except OSError:
                 pass  # closed since
     except OSError:
         pass  # ended since
-    return {target[len("socket:[") : -1] for target in targets if target.startswith("socket:[")}
+    return targets
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -153,3 +153,15 @@ def test_the_rule_for_names_sees_what_it_should():
     assert found("x = 'use torchrun'; torch_env = b'TORCHELASTIC_RUN_ID'") != []
     assert len(found("def f(keras=1): return tf.tensorflow, f'{x} Horovod'")) == 3
     assert found("'''torch'''\narray = stray = 'gray rays'  # torch") == []
+
+
+def test_every_test_that_the_docs_name_exists():
+    named = re.findall(
+        r"`(tests/[\w/]+\.py)(?:::(\w+))?`", "".join(p.read_text() for p in (ROOT / "docs").glob("*.md"))
+    )
+    assert len(named) > 40
+    for file, test in named:
+        path = ROOT / file
+        assert path.is_file(), file
+        functions = [node.name for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef)]
+        assert not test or test in functions, f"{file}::{test}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -13,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from tests import support
+from tests import sessions, support, traces
 
-# A server that forks one child; both wait for their stdin to end. "listen": it is open to runs.
+# A server that forks one child; both wait for their stdin to end. "listen": it is open to runs. A path is
+# of a file that they hold open.
 SERVER = """
 import os, socket, sys
+kept = [open(word) for word in sys.argv if word.startswith("/")]
 if "listen" in sys.argv:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("\\0" + str(os.getpid()))
@@ -90,30 +93,97 @@ def test_a_listening_socket_is_seen():
     assert support.listeners() == before
 
 
+def test_a_forkserver_outlives_an_application_only_if_it_is_the_drivers_own(tmp_path: Path):
+    before = sessions.outliving()
+    own = json.dumps({"parent": [os.getpid(), 0], "folder": str(tmp_path)})
+    workers = json.dumps({"parent": [1, 0], "folder": str(tmp_path)})
+    with started("listen", own, **{support.FORKSERVER_MARKER: "key"}) as process:
+        assert sessions.outliving() == before
+        (tmp_path / "lifeline-of-an-application").symlink_to(tmp_path / "gone")
+        assert sessions.outliving() - before == {process.pid}
+    with started("listen", workers, **{support.FORKSERVER_MARKER: "key"}) as process:
+        assert sessions.outliving() - before == {process.pid}
+
+
+def test_garbage_is_no_trace():
+    before = traces.traces()
+    loop: list[object] = [socket.socket()]
+    loop.append(loop)
+    assert traces.since(before)
+    del loop
+    assert not traces.since(before)
+
+
+def test_shared_memory_that_processes_of_others_use_is_not_ours():
+    path = traces.SHARED_MEMORY / f"sparkdist-test-{os.getpid()}"
+    trace = f"the shared memory {path.name}"
+    path.touch()
+    try:
+        with started("child", str(path), **{support.TEST_MARKER: "other"}) as process:
+            assert trace in traces.traces()  # they are still below this process
+            os.kill(process.pid, signal.SIGKILL)
+            assert support.wait_until(lambda: trace not in traces.traces(), 5)
+        assert support.wait_until(lambda: trace in traces.traces(), 5)
+    finally:
+        path.unlink()
+
+
 LEAKS = {
     "environ": "import os\ndef test_it(clean): os.environ['LEFT'] = 'over'",
     "cwd": "import os\ndef test_it(clean, tmp_path): os.chdir(tmp_path)",
     "handler": "import signal\ndef test_it(clean): signal.signal(signal.SIGUSR1, signal.SIG_IGN)",
     "socket": "import socket\nkept = []\n"
     "def test_it(clean): kept.append(socket.create_server(('127.0.0.1', 0)))",
+    "folder": "import tempfile\ndef test_it(clean): tempfile.mkdtemp()",
+    "folder of a dead driver": "import tempfile\n"
+    "def test_it(clean): tempfile.mkdtemp(prefix=f'sparkdist-{2**30}-')",
+    "folder of a run": "import os, tempfile\nfrom pathlib import Path\n"
+    "def test_it(clean):\n"
+    "    own = tempfile.mkdtemp(prefix=f'sparkdist-{os.getpid()}-')\n"
+    "    Path(own, 'sparkdist-fork-key', 'run-1').mkdir(parents=True)",
+    "package that is half unpacked": "import tempfile\nfrom pathlib import Path\n"
+    "def test_it(clean): Path(tempfile.gettempdir(), 'blockmgr-x', 'tmpabc').mkdir(parents=True)",
+    "shared memory": "import os\nfrom pathlib import Path\nfrom tests import traces\n"
+    "PATH = traces.SHARED_MEMORY / f'sparkdist-test-{os.getpid()}'\n"
+    "def test_it(clean): PATH.touch()\n"
+    "def teardown_module(): PATH.unlink()",
+    "pipe": "import os\ndef test_it(clean): os.pipe()",
+    "pidfd": "import os\ndef test_it(clean): os.pidfd_open(os.getpid())",
+    "memory file": "import os\ndef test_it(clean): os.memfd_create('outcome')",
+    # The last one, since it goes on living.
     "process": "import os, subprocess\n"
     "def test_it(clean): subprocess.Popen(['sleep', '30'], env={**os.environ, 'SPARKDIST_RUN_ID': 'x'})",
 }
+MAY_STAY = """
+import os, tempfile
+from pathlib import Path
+
+def test_it(clean):
+    own = tempfile.mkdtemp(prefix=f"sparkdist-{os.getpid()}-")
+    Path(own, "sparkdist-fork-key").mkdir()
+    Path(own, "sparkdist-0-digest").mkdir()
+    Path(tempfile.gettempdir(), "blockmgr-x", "sparkdist-fork-key").mkdir(parents=True)
+"""
 
 
-@pytest.mark.parametrize("leak", LEAKS)
-def test_clean_fails_on_a_leak(leak, pytester, monkeypatch):
-    pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text())
-    pytester.makepyfile(test_it=LEAKS[leak])
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A project of its own, with our conftest; what leaks in its runs is not a leak here."""
+    conftest = Path(__file__).with_name("conftest.py").read_text()
+    pytester.makeconftest(conftest.replace("PATIENCE = 5.0", "PATIENCE = 0.2"))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    # A session of its own: what leaks there is not a leak here.
-    monkeypatch.setenv(support.TEST_MARKER, f"{os.getpid()}-{leak}")
-    outcomes = pytester.runpytest_subprocess().parseoutcomes()
-    assert outcomes == {"passed": 1, "errors": 1}
+    monkeypatch.setenv(support.TEST_MARKER, pytester.path.name)
+    return pytester
 
 
-def test_clean_passes_where_nothing_leaks(pytester, monkeypatch):
-    pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text())
-    pytester.makepyfile(test_it="def test_it(clean): ...")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    assert pytester.runpytest_subprocess().parseoutcomes() == {"passed": 1}
+def test_clean_fails_on_a_leak(project: pytest.Pytester):
+    files = {f"test_{i:02}": text for i, text in enumerate(LEAKS.values())}
+    project.makepyfile(**files)
+    result = project.runpytest_subprocess("-rE")
+    assert result.parseoutcomes() == {"passed": len(LEAKS), "errors": len(LEAKS)}
+    result.stdout.fnmatch_lines([f"ERROR {name}.py::test_it*" for name in files])
+
+
+def test_clean_passes_where_nothing_leaks(project: pytest.Pytester):
+    project.makepyfile(test_nothing="def test_it(clean): ...", test_warm_servers=MAY_STAY)
+    assert project.runpytest_subprocess().parseoutcomes() == {"passed": 2}

@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +32,7 @@ T = TypeVar("T")
 ROW_SCHEMA = "header string, body binary"  # of rows as a DataFrame
 _ANSWER_TIME = 1.0  # s
 _NOTICE_TIME = 2.0  # s that Spark gets to notice that an executor is gone
+_CANCEL_AGAIN = 0.5  # s; Spark forgets a cancel that finds no job
 _WARMED: set[tuple[str, str, str]] = set()  # (application, framework, launcher)
 
 
@@ -57,7 +59,10 @@ class BarrierJob:
         self._function = function
         self._parcel = parcel
         self._profile = profile
-        self._group = f"sparkdist-{uuid.uuid4()}"
+        self._tag = f"sparkdist-{uuid.uuid4()}"
+        # Whoever has put this thread in a group can cancel the run by it.
+        self._group = self._context.getLocalProperty("spark.jobGroup.id")
+        self._ended = threading.Event()
         self._executors: set[str] = set()
 
     def run(self) -> list[Row]:
@@ -67,10 +72,18 @@ class BarrierJob:
             Exception: The job failed on Spark's side: a worker or an executor was lost, or the job
                 was cancelled. Ranks' failures are rows.
         """
-        order = self._share_host()
         self._executors = self._executors_now()
-        description = f"sparkdist run {self._order.run_id}: {self._order.world_size} ranks"
-        self._context.setJobGroup(self._group, description, interruptOnCancel=False)
+        try:
+            return self._run(self._share_host())
+        finally:
+            self._ended.set()
+
+    def _run(self, order: Order) -> list[Row]:
+        if self._group is None:
+            self._group = self._tag
+            description = f"sparkdist run {order.run_id}: {order.world_size} ranks"
+            self._context.setJobGroup(self._group, description, interruptOnCancel=False)
+        self._context.addJobTag(self._tag)
         args = (*package_zip(), order.to_json(), self._function, self._parcel)
         if executors_kill(self._conf):
             return self._run_as_dataframe(by_value(arrow_bootstrap, *args))
@@ -110,11 +123,14 @@ class BarrierJob:
 
     def cancel(self) -> None:
         """Has Spark cancel the job, also one that is about to be submitted."""
+        threading.Thread(target=self._cancel, name="sparkdist-cancel", daemon=True).start()
+
+    def _cancel(self) -> None:
         scala = self._context._jsc.sc()
-        try:
-            scala.cancelJobGroupAndFutureJobs(self._group)
-        except Exception:  # Spark 3.5 has only this one
-            scala.cancelJobGroup(self._group)
+        with suppress(Exception):  # there is no JVM, or no application, any more
+            scala.cancelJobsWithTag(self._tag)
+            while not self._ended.wait(_CANCEL_AGAIN):
+                scala.cancelJobsWithTag(self._tag)
 
     def is_unheard(self) -> bool:
         """Says whether tasks are running that may be unable to reach the driver."""
@@ -150,7 +166,7 @@ class BarrierJob:
         tracker = self._context.statusTracker()
         jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(self._group))
         stages = (tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds)
-        return sum(stage.numActiveTasks for stage in stages if stage) == self._order.tasks
+        return any(stage.numActiveTasks == self._order.tasks for stage in stages if stage)
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         """Returns a thread that keeps the caller's job properties, such as its scheduler pool."""

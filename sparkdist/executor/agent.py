@@ -22,7 +22,7 @@ from sparkdist.executor.link import Link, dial
 from sparkdist.executor.logs import LogPump
 from sparkdist.executor.order import NodeError, Order
 from sparkdist.executor.ranks import RETURNED, STACK_SIGNAL, Rank
-from sparkdist.executor.staff import Staff
+from sparkdist.executor.staff import Staff, remove_run
 from sparkdist.executor.topology import Node
 
 _STACK_TIME = 1.0  # s that ranks get to print their stacks
@@ -35,7 +35,8 @@ def run_agent(conn: socket.socket, folder: Path, library_fds: set[int]) -> None:
 
     Args:
         conn: The socket to the task, which sends the order and gets the outcomes.
-        folder: Where this run's files go; made here, removed by the forkserver.
+        folder: Where this run's files go; made and removed here, and by the forkserver once more: this
+            process may be killed.
         library_fds: Descriptors that imported libraries opened; ranks keep them.
     """
     process.become_subreaper()
@@ -62,6 +63,7 @@ def run_agent(conn: socket.socket, folder: Path, library_fds: set[int]) -> None:
         wire.send(conn, {"kind": "error", "message": f"the agent failed:\n{traceback.format_exc()}"})
     finally:
         process.end_descendants()
+        remove_run(folder)
 
 
 class Agent:

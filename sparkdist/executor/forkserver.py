@@ -24,10 +24,12 @@ from typing import Any, NoReturn
 from sparkdist import wire
 from sparkdist.executor import checks, process
 from sparkdist.executor.agent import run_agent
+from sparkdist.executor.staff import remove_run
 from sparkdist.executor.warm import HOME, LIFELINE, START, locked
 
 _WATCH_INTERVAL = 1.0  # s between looks at whether the folder is still there
 _IMPORT_WHEN_IDLE = 2.0  # s without a run after which what no start waited for is imported
+_RUN = "run-{agent}"  # a run's folder
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
@@ -137,6 +139,7 @@ class _Server:
         self._sock = socket.socket(fileno=arguments["fd"])
         self._folder = Path(arguments["folder"]) if arguments["folder"] else None
         self._runs = self._folder or Path(mkdtemp(prefix="sparkdist-"))  # where each run has a folder
+        self._clear()
         self._problem = problem
         self._library_fds = library_fds  # opened by imports; ranks keep them
         self._agents: dict[int, int] = {}  # pidfd -> pid
@@ -146,6 +149,12 @@ class _Server:
         if self._folder:
             self._sock.setblocking(False)
             self._poll.register(self._sock, select.POLLIN)
+
+    def _clear(self) -> None:
+        """Removes what runs of an earlier server have left here, which was killed, and their agents too."""
+        for folder in self._runs.glob(_RUN.format(agent="*")):
+            if not os.path.exists(f"/proc/{folder.name.partition('-')[2]}"):
+                remove_run(folder)
 
     def _watch_parent(self, pid: int, started: int) -> int:
         try:
@@ -230,7 +239,7 @@ class _Server:
             os._exit(0)
 
     def _run_folder(self, agent: int) -> Path:
-        return self._runs / f"run-{agent}"
+        return self._runs / _RUN.format(agent=agent)
 
     def _bury(self, fd: int) -> None:
         """Reaps an agent, then kills and removes whatever of its run is left."""
@@ -240,7 +249,7 @@ class _Server:
         os.waitpid(agent, 0)
         alive = set(self._agents.values())
         process.end_descendants(spare=alive.__contains__)
-        shutil.rmtree(self._run_folder(agent), ignore_errors=True)
+        remove_run(self._run_folder(agent))
         self._idle_since = time.monotonic()
 
     def _retire(self) -> None:
@@ -254,12 +263,18 @@ class _Server:
             return
 
     def _end_with_parent(self) -> NoReturn:
+        self._leave_nothing()
         _remove_folders(self._arguments)
-        self._end()
+        os._exit(0)
 
     def _end(self) -> NoReturn:
+        self._leave_nothing()
+        os._exit(0)
+
+    def _leave_nothing(self) -> None:
         for agent in self._agents.values():
             os.kill(agent, signal.SIGKILL)
         process.end_descendants()
+        for agent in self._agents.values():
+            remove_run(self._run_folder(agent))
         shutil.rmtree(self._runs, ignore_errors=True)
-        os._exit(0)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from sparkdist import wire
@@ -20,6 +23,32 @@ from sparkdist.executor.unpack import unpack
 from sparkdist.frameworks import Place, resolve
 from sparkdist.rank_context import RankContext
 
+_SOCKETS = "sockets"  # a link in a run's folder
+
+
+def remove_run(folder: Path) -> None:
+    """Removes what a run has in folders."""
+    with suppress(OSError):
+        shutil.rmtree(os.readlink(folder / _SOCKETS), ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _short_folder(folder: Path) -> str | None:
+    """Makes a folder for the sockets of ranks' multiprocessing: a socket's path may have 108 bytes at most.
+
+    Of its own it makes one in every process that needs it, and leaves those of processes that are killed,
+    as a DataLoader's workers are by a Python that ends.
+    """
+    with suppress(OSError):  # a full or missing disk is for the user's code to find, if it needs one
+        made = mkdtemp(prefix="sparkdist-")
+        try:
+            (folder / _SOCKETS).symlink_to(made)
+        except OSError:
+            os.rmdir(made)
+            raise
+        return made
+    return None
+
 
 class Staff:
     """Starts this node's ranks, by fork or through a launcher of the framework's own.
@@ -29,7 +58,7 @@ class Staff:
         node: This node's part of it.
         message: What the task says of itself: environ, sys_path, cwd, root (the folder that holds
             this package).
-        folder: Where this run's files go; made here.
+        folder: Where this run's files go; made here, and removed when the run has ended.
     """
 
     def __init__(self, order: Order, node: Node, message: dict[str, Any], folder: Path) -> None:
@@ -43,8 +72,9 @@ class Staff:
         self.function = b""
         self.library_fds: set[int] = set()
         self._message = message
-        self._folder = folder
-        self._folder.mkdir(mode=0o700)
+        self.folder = folder
+        self.folder.mkdir(mode=0o700)
+        self._sockets = _short_folder(folder)
         self._code, self._ship = folder / "parcel/code", folder / "parcel/ship"
 
     def prepare(self, function: bytes, parcel: bytes, library_fds: set[int]) -> None:
@@ -61,7 +91,7 @@ class Staff:
         self.function = function
         self.library_fds = library_fds
         if parcel:
-            unpack(parcel, self._folder / "parcel")
+            unpack(parcel, self.folder / "parcel")
         missing = checks.first_missing(self.order.modules, self._path())
         if missing:
             label = self.order.packages.label if self.order.packages else ""
@@ -174,6 +204,7 @@ class Staff:
             "context": asdict(context),
             "logs_json": self.order.logs_json,
             "faults": faults,
+            "sockets": self._sockets,
         }
 
     def _path(self) -> list[str]:
@@ -232,4 +263,4 @@ class Staff:
         return self.framework.own_error(str(self._error_file(rank.rank - self.node.first_rank)))
 
     def _error_file(self, local: int) -> Path:
-        return self._folder / f"error-{local}.json"
+        return self.folder / f"error-{local}.json"

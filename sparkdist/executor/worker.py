@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import multiprocessing.process as multiprocessing
 import os
 import signal
 import sys
@@ -68,6 +69,8 @@ def run(ends: Ends, orders: dict[str, Any], function: bytes) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     say = partial(events.tell, ends.events)
     rank_context.enter(rank_context.RankContext(**orders["context"]), say)
+    if orders["sockets"]:
+        multiprocessing.current_process()._config["tempdir"] = orders["sockets"]  # type: ignore[attr-defined]
     if orders["logs_json"]:
         records.tell(say)
     program = _Program(ends, orders, function)

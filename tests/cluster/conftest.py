@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import sessions
 from tests.cluster import clusters
 from tests.cluster.clusters import Cluster
 from tests.faults import programs
@@ -48,7 +49,7 @@ def spark(cluster: Cluster) -> Iterator[SparkSession]:
     """A real session on the cluster, instead of the one on `local[2]`."""
     session = clusters.start_session(cluster.confs)
     yield session
-    session.stop()
+    sessions.stop(session)
 
 
 def _way(launcher: str, ranks: int, folder: Path) -> Iterator[Way]:

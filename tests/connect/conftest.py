@@ -1,8 +1,7 @@
-"""The Connect session of these tests, in a pytest process of their own, and drivers besides it."""
+"""What the tests on Spark Connect share. They, and tests/faults again, use one pytest process."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -12,20 +11,6 @@ from tests.faults import programs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-# Without it each remote("local") server of this machine wants the same port.
-os.environ.setdefault("SPARK_TESTING", "1")
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """A client's session; its server is on this host, with two slots."""
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false")
-    session = builder.config("spark.log.level", "ERROR").getOrCreate()
-    yield session
-    session.stop()
 
 
 @pytest.fixture

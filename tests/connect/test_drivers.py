@@ -5,72 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import support
-from tests.connect.drivers import Driver, driver
+from tests.faults.drivers import driver, end, pids_of
 
-REMOTE = ("local[2]", "spark.ui.enabled=false")
-
-
-def pids_of(folder: Path) -> set[int]:
-    """Waits until both ranks have announced themselves."""
-    assert support.wait_until(lambda: {"0", "1"} <= set(os.listdir(folder)), 60)
-    return {int((folder / rank).read_text()) for rank in "01"}
-
-
-def dead(pids: set[int]) -> bool:
-    return not pids & support.parents().keys()
-
-
-@pytest.fixture(scope="module")
-def lasting() -> Iterator[Driver]:
-    with driver(*REMOTE) as made:
-        yield made
-
-
-@pytest.mark.parametrize("again", [0, 1])
-def test_ctrl_c(lasting: Driver, tmp_path: Path, again):
-    lasting.tell("wait", tmp_path)
-    pids = pids_of(tmp_path)
-    interrupted = time.time()
-    lasting.process.send_signal(signal.SIGINT)
-    assert support.wait_until(lambda: dead(pids), 5), support.describe(pids)
-    said = lasting.hear()
-    assert (said["error"], said["restored"]) == ("KeyboardInterrupt", True)
-    assert said["at"] - interrupted < 8
-    assert lasting.does("ranks")["values"] == [0, 1]
-
-
-@pytest.mark.slow
-def test_a_session_that_another_thread_stops(tmp_path: Path):
-    with driver(*REMOTE) as made:
-        made.tell("wait", tmp_path, stop=True)
-        pids = pids_of(tmp_path)
-        told = time.time()
-        said = made.hear()
-        assert said["error"] == "TrainingFailed"
-        assert "the gang was lost: the Spark session was stopped" in said["text"]
-        assert said["at"] - told < 8
-        assert support.wait_until(lambda: dead(pids), 5), support.describe(pids)
-        said = made.does("ranks", settings={"local_mode": False})
-        assert (said["error"], said["after"] < 5) == ("PreflightError", True)
-        said = made.does("ranks")  # on the driver: there is no session
-        assert said.get("values") == [0, 1], said
+REMOTE = "remote=local[2]"
 
 
 @pytest.mark.slow
 def test_a_server_that_is_killed(tmp_path: Path):
-    with driver(*REMOTE) as made:
+    with driver(REMOTE) as made:
         made.tell("wait", tmp_path)
         pids = pids_of(tmp_path)
         (server,) = [pid for pid in support.descendants([made.process.pid]) if is_java(pid)]
         killed = time.time()
         os.kill(server, signal.SIGKILL)
-        assert support.wait_until(lambda: dead(pids), 5), support.describe(pids)
+        end(pids, 5)
         said = made.hear()
         assert said["error"] == "TrainingFailed"
         assert "the Spark Connect server (localhost) is gone" in said["text"]
@@ -85,21 +38,11 @@ def is_java(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_killed(tmp_path: Path):
-    with driver(*REMOTE) as made:
-        made.tell("wait", tmp_path)
-        pids = pids_of(tmp_path)
-        made.process.kill()
-    assert support.wait_until(lambda: dead(pids), 5), support.describe(pids)
-    assert support.wait_until(lambda: not support.run_processes(), 10)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "conf", ["spark.dynamicAllocation.enabled", "spark.ssl.enabled"], ids=lambda conf: conf.split(".")[1]
 )
 def test_confs_that_are_refused(conf: str):
-    with driver(*REMOTE, f"{conf}=true") as made:
+    with driver(REMOTE, f"{conf}=true") as made:
         said = made.does("ranks")
         assert (said["error"], said["after"] < 5) == ("PreflightError", True)
         assert conf in said["text"]
@@ -107,7 +50,7 @@ def test_confs_that_are_refused(conf: str):
 
 @pytest.mark.slow
 def test_what_must_be_encrypted_on_disk_is_not_sent_as_a_file():
-    with driver(*REMOTE, "spark.io.encryption.enabled=true") as made:
+    with driver(REMOTE, "spark.io.encryption.enabled=true") as made:
         said = made.does("large")
         assert said["error"] == "ConfigurationError"
         assert "spark.io.encryption.enabled" in said["text"]

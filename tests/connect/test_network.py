@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import support
-from tests.connect.drivers import Driver, driver
+from tests.faults.drivers import Driver, driver
 
 pytestmark = [
     pytest.mark.slow,
@@ -101,7 +101,7 @@ def listens(namespace: str) -> bool:
 @pytest.fixture(scope="module")
 def client(namespaces: tuple[str, str], server: str) -> Iterator[Driver]:
     prefix = ["ip", "netns", "exec", namespaces[1]]
-    with driver(f"sc://{SERVER}:{PORT}", prefix=prefix) as made:
+    with driver(f"remote=sc://{SERVER}:{PORT}", prefix=prefix) as made:
         yield made
 
 

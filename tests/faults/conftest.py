@@ -48,6 +48,18 @@ def on_spark(request: pytest.FixtureRequest) -> Iterator[Way]:
     yield from _way(request, request.param)
 
 
+@pytest.fixture(params=["fast-spark"])
+def fast_on_spark(request: pytest.FixtureRequest) -> Iterator[Way]:
+    """The fast launcher on Spark: for what is Spark's and takes no other way through a launcher."""
+    yield from _way(request, request.param)
+
+
+@pytest.fixture(scope="session")
+def where(pytestconfig: pytest.Config) -> str:
+    """Where drivers in processes of their own have their sessions: see tests/faults/driver.py."""
+    return "remote=local[2]" if pytestconfig.option.connect else "local[2]"
+
+
 @pytest.fixture
 def torchrun(request: pytest.FixtureRequest) -> Iterator[Way]:
     """torchrun on the driver: for what is torchrun's and takes long."""
@@ -56,5 +68,8 @@ def torchrun(request: pytest.FixtureRequest) -> Iterator[Way]:
 
 @pytest.fixture
 def jobs(spark: Any) -> Callable[[], int]:
-    """Counts the Spark jobs that were ever started."""
-    return lambda: int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
+    """Counts the Spark jobs that were ever started; Connect's server is in this process, too."""
+    from pyspark import SparkContext
+
+    scala = SparkContext._active_spark_context._jsc.sc()  # type: ignore[union-attr]
+    return lambda: int(scala.dagScheduler().numTotalJobs())

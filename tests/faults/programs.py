@@ -50,6 +50,36 @@ def beside_a_collective(moment: Path, fault: Callable[..., Any], *args: Any) -> 
     dist.barrier()
 
 
+def beside(
+    doing: Callable[[Callable[[], None]], Any], moment: Path, fault: Callable[..., Any], *args: Any
+) -> Any:
+    """A fault in rank 1 as soon as every other rank is at what it does for ever."""
+    if rank() != 1:
+        doing((moment.parent / f"at-it-{rank()}").touch)
+    others = {f"at-it-{other}" for other in range(int(os.environ["WORLD_SIZE"])) if other != 1}
+    while not others <= set(os.listdir(moment.parent)):
+        time.sleep(0.01)
+    moment.touch()
+    return fault(*args)
+
+
+def compute(say: Callable[[], None]) -> NoReturn:
+    say()
+    spin_for_ever()
+
+
+def compute_in_c(say: Callable[[], None]) -> None:
+    say()
+    spin_in_c()
+
+
+def be_deaf(say: Callable[[], None]) -> NoReturn:
+    """Cannot be asked to end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    say()
+    sleep_for_ever()
+
+
 # --- exceptions ---------------------------------------------------------------------------------
 
 
@@ -205,6 +235,51 @@ class BlocksRank1:
 def block_rank_1() -> None:
     if rank() == 1:
         sleep_for_ever()
+
+
+class LateRank1:
+    """Blocks rank 1 when it is unpickled until the other rank waits for it."""
+
+    def __init__(self, waiting: Path) -> None:
+        self.waiting = waiting
+
+    def __reduce__(self) -> Any:
+        return come_late, (self.waiting,)
+
+
+def come_late(waiting: Path) -> Path:
+    while rank() == 1 and not waiting.exists():
+        time.sleep(0.01)
+    return waiting
+
+
+def meet(waiting: Any) -> float:
+    """Sums a 1 of every rank."""
+    import torch
+    import torch.distributed as dist
+
+    waiting.touch()
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return float(total)
+
+
+def return_early(folder: Path) -> str:
+    """Rank 0 returns; rank 1 goes on until that process is gone, and then uses the gang's store."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    store = dist.distributed_c10d._get_default_store()
+    announce(folder)
+    dist.barrier()
+    if rank() == 1:
+        first = (folder / "0").read_text()
+        while Path(f"/proc/{first}").exists():
+            time.sleep(0.01)
+        store.set("late", "still there")
+        return store.get("late").decode()
+    return "early"
 
 
 def take(value: object) -> None: ...

@@ -194,6 +194,7 @@ def test_a_closure_that_cannot_travel(local_mode, thing, spark, tmp_path: Path):
         assert thing in refusal_of(programs.take, captured, local_mode=local_mode)
 
 
+@pytest.mark.classic
 def test_more_than_spark_can_carry(spark):
     heap = spark.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory()
     text = refusal_of(programs.take, bytes(heap // 2), local_mode=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,15 @@ def test_a_function_raises(way: Way):
     assert failure.traceback.count('  File "') == 2  # and no others
     assert "rank 1 raised ValueError: ('boom', 7)" in str(error)
     assert failure.traceback.rstrip() in str(error)
+
+
+@pytest.mark.parametrize(
+    "doing", [programs.compute, programs.compute_in_c, programs.be_deaf], ids=lambda doing: doing.__name__
+)
+def test_a_function_raises_while_the_others(fast: Way, doing):
+    error = fast.failure_beside(partial(programs.beside, doing), programs.raise_it, ValueError, "boom")
+    assert (error.root.kind, error.root.message) == ("exception", "boom")
+    assert set(error.failures) == {1}
 
 
 def test_a_function_raises_beside_a_collective_under_torchrun(torchrun: Way):

@@ -1,20 +1,12 @@
-"""What ranks leave behind, and what becomes of a run whose own processes are killed."""
+"""What ranks leave behind: threads, processes, lines of output."""
 
 from __future__ import annotations
 
-import os
-import re
-import signal
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sparkdist import TrainingFailed
 from tests import support
 from tests.faults import programs
 from tests.faults.ways import Way
@@ -48,94 +40,6 @@ def test_threads_of_ranks_under_torchrun(torchrun: Way):
     began = time.monotonic()
     assert torchrun.launch(programs.leave_a_thread).values == [0, 1]
     assert time.monotonic() - began < PROMPTLY + 5
-
-
-# --- a process of the run's own is killed -------------------------------------------------------
-
-
-class Running:
-    """A run whose ranks are in their function."""
-
-    def __init__(self, outcome: Future[Any], folder: Path) -> None:
-        self.outcome = outcome
-        self.go = folder / "go"
-        assert support.wait_until(lambda: {"0", "1"} <= set(os.listdir(folder)), 60)
-        self.rank = int((folder / "0").read_text())
-        self.agent = support.parents()[self.rank]
-        self.forkserver = support.parents()[self.agent]
-
-    def failure(self) -> TrainingFailed:
-        with pytest.raises(TrainingFailed) as caught:
-            self.outcome.result(timeout=20)
-        return caught.value
-
-
-@contextmanager
-def running(way: Way, folder: Path) -> Iterator[Running]:
-    with ThreadPoolExecutor(1) as pool:
-        outcome = pool.submit(way.launch, programs.announce_and_return, folder, folder / "go")
-        yield Running(outcome, folder)
-
-
-def test_the_agent_is_killed(fast: Way, tmp_path: Path):
-    with running(fast, tmp_path) as run:
-        os.kill(run.agent, signal.SIGKILL)
-        killed = time.monotonic()
-        error = run.failure()
-    assert time.monotonic() - killed < 5
-    assert {failure.kind for failure in error.failures.values()} == {"lost"}
-    assert "agent was killed" in str(error)
-
-
-def test_the_forkserver_is_killed(fast: Way, tmp_path: Path):
-    """It is needed to start ranks only."""
-    with running(fast, tmp_path) as run:
-        assert run.forkserver in support.forkservers()
-        os.kill(run.forkserver, signal.SIGKILL)
-        assert support.wait_until(lambda: run.forkserver not in support.parents(), 5)
-        run.go.touch()
-        assert run.outcome.result(timeout=20).values == [0, 1]
-
-
-def test_agent_and_forkserver_are_killed(fast: Way, tmp_path: Path):
-    with running(fast, tmp_path) as run:
-        for pid in (run.forkserver, run.agent):
-            os.kill(pid, signal.SIGKILL)
-        error = run.failure()
-    assert {failure.kind for failure in error.failures.values()} == {"lost"}
-
-
-def leading_worker() -> int:
-    """The Spark Python worker that leads a gang: the one that listens for its followers."""
-    lines = Path("/proc/net/unix").read_text().splitlines()
-    inodes = {line.split()[6] for line in lines if re.search(r" @sparkdist-[0-9a-f]+$", line)}
-    (pid,) = [
-        pid
-        for pid in support.session_processes()
-        if support.FORKSERVER_MARKER not in support.start_environ(pid) and support.sockets(pid) & inodes
-    ]
-    return pid
-
-
-def test_the_spark_worker_is_killed(on_spark: Way, tmp_path: Path):
-    with running(on_spark, tmp_path) as run:
-        os.kill(leading_worker(), signal.SIGKILL)
-        # Not by Spark, which takes seconds: the agent sees its task's socket end.
-        assert support.wait_until(lambda: run.rank not in support.parents(), 2)
-        error = run.failure()
-    assert {failure.kind for failure in error.failures.values()} == {"lost"}
-
-
-@pytest.mark.parametrize("fast", ["fast-spark"], indirect=True)
-def test_a_following_spark_worker_is_killed(fast: Way, tmp_path: Path):
-    with running(fast, tmp_path) as run:
-        leader, tree = leading_worker(), support.parents()
-        followers = {pid for pid, parent in tree.items() if parent == tree[leader]} - {leader}
-        assert followers
-        for pid in followers:
-            os.kill(pid, signal.SIGKILL)
-        error = run.failure()
-    assert {failure.kind for failure in error.failures.values()} == {"lost"}
 
 
 # --- output -------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """A user's driver in a process of its own. It is told what to do, line by line, and says what came of it.
 
-python -m tests.connect.driver REMOTE [CONF=VALUE ...]
+python -m tests.faults.driver MASTER|remote=REMOTE [CONF=VALUE ...]
 """
 
 from __future__ import annotations
@@ -36,6 +36,13 @@ def fail() -> None:
     programs.sleep_for_ever()
 
 
+def uneven(folder: Path) -> int:
+    """Rank 1 takes a second longer than rank 0, in which Spark looks twenty times for slow tasks."""
+    (folder / f"start-{os.getpid()}").touch()
+    time.sleep(programs.rank())
+    return programs.rank()
+
+
 def outcome(what: str, folder: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Runs one thing and tells its values, or its error."""
     from sparkdist import Launcher
@@ -44,8 +51,10 @@ def outcome(what: str, folder: str, settings: dict[str, Any]) -> dict[str, Any]:
         "ranks": (programs.rank,),
         "pair": (rank_of_a_pair,),
         "fail": (fail,),
+        "uneven": (uneven, Path(folder)),
         "large": (programs.take, os.urandom(5_000_000)),
         "wait": (programs.announce_and_wait, Path(folder)),
+        "wait, deaf": (programs.announce_and_wait, Path(folder), True),
     }
     began = time.time()
     try:
@@ -68,14 +77,24 @@ def stop_beside(session: Any, folder: Path) -> None:
     session.stop()
 
 
-def main() -> None:
+def start(where: str, *confs: str) -> Any:
+    """Starts a session of either kind."""
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.remote(sys.argv[1])
-    for conf in sys.argv[2:]:
+    kind, _, remote = where.partition("remote=")
+    builder = SparkSession.builder.remote(remote) if remote else SparkSession.builder.master(kind)
+    for conf in confs:
         builder = builder.config(*conf.split("=", 1))
     session = builder.getOrCreate()
-    print("\n@" + json.dumps({"ready": os.getpid()}), flush=True)
+    if not remote:
+        session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def main() -> None:
+    session = start(*sys.argv[1:])
+    ready = {"ready": os.getpid(), "handler": getattr(signal.getsignal(signal.SIGINT), "__module__", None)}
+    print("\n@" + json.dumps(ready), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
         before = signal.getsignal(signal.SIGINT)
