@@ -120,7 +120,7 @@ def clean(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def boards(monkeypatch: pytest.MonkeyPatch) -> list[Board]:
-    """The boards of the test's attempts, as they come."""
+    """The boards of the test's attempts, as they come; the last one made is the last attempt's."""
     made: list[Board] = []
     make = Board.__init__
 

@@ -55,7 +55,7 @@ def test_it_comes_at_its_step(clean, boards, how, after_steps):
     error = failure(train)
     assert list(error.failures) == [1]
     assert (error.root.kind, error.root.exit_code, error.root.signal) == ENDS[how]
-    assert steps(boards[0], 1) == list(range(after_steps))
+    assert steps(boards[-1], 1) == list(range(after_steps))
     if how == "raise":
         assert isinstance(error.root.exception, testing.InjectedFault)
         assert f"rank 1 was to fail after {after_steps} steps of attempt 0" in str(error)
@@ -78,7 +78,7 @@ def test_a_rank_that_is_stopped_stands_still(clean, boards, tmp_path):
     testing.fail(rank=1, after_steps=2, how="stop")
     error = failure(see_it_stop, tmp_path)
     assert isinstance(error.root.exception, LookupError) and error.root.rank == 0
-    assert steps(boards[0], 1) == [0, 1]
+    assert steps(boards[-1], 1) == [0, 1]
 
 
 def test_what_does_not_come(clean):
@@ -88,12 +88,30 @@ def test_what_does_not_come(clean):
     assert results.values == [0, 1] and len(results.metrics) == 2 * STEPS
 
 
+def test_each_attempt_has_its_own(clean):
+    testing.fail(rank=1, attempt=0, after_steps=3, how="kill")
+    testing.fail(rank=1, attempt=1, after_steps=0)
+    testing.fail(rank=0, attempt=1, after_steps=STEPS + 1)
+    results = launch(train_when_alone, max_restarts=2)
+    assert [attempt.failure and attempt.failure.kind for attempt in results.attempts] == [
+        "signal",
+        "exception",
+        None,
+    ]
+    mine = [(report.attempt, report.step) for report in results.metrics if report.rank == 1]
+    assert mine == [(0, 0), (0, 1), (0, 2), *((2, step) for step in range(STEPS))]
+
+
+def train_when_alone() -> int:
+    return train(beside=sparkdist.context().attempt < 2)
+
+
 def test_several_add_up_and_the_first_to_come_wins(clean, boards):
     testing.fail(rank=1, after_steps=4, how="kill")
     testing.fail(rank=1, after_steps=2, how="raise")
     testing.fail(rank=0, attempt=7)
     assert failure(train).root.kind == "exception"
-    assert steps(boards[0], 1) == [0, 1]
+    assert steps(boards[-1], 1) == [0, 1]
 
 
 def test_a_with_statement_holds_for_every_launch_inside(clean):
@@ -130,7 +148,7 @@ def fail_by_itself(attempt: int, after_steps: int, first: int = 0) -> int:
 def test_a_rank_may_ask_for_it_itself(clean, boards, after_steps, first, told):
     error = failure(fail_by_itself, 0, after_steps, first)
     assert error.root.rank == 1 and isinstance(error.root.exception, testing.InjectedFault)
-    assert steps(boards[0], 1) == list(range(told))
+    assert steps(boards[-1], 1) == list(range(told))
 
 
 def test_a_rank_that_is_not_meant_or_has_left_the_statement(clean):
@@ -147,7 +165,7 @@ def test_a_rank_that_is_not_meant_or_has_left_the_statement(clean):
 def test_on_spark(spark, clean, boards):
     testing.fail(rank=1, after_steps=3, how="kill")
     assert failure(train, local_mode=False).root.signal == "SIGKILL"
-    assert steps(boards[0], 1) == [0, 1, 2]
+    assert steps(boards[-1], 1) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("launcher", ["fast", "torchrun"])
@@ -160,7 +178,7 @@ def test_in_a_script(clean, tmp_path: Path, boards, launcher):
     with pytest.raises(TrainingFailed) as caught:
         Launcher("torch", local_mode=True, launcher=launcher).launch(script)
     assert caught.value.root.signal == "SIGKILL"
-    assert steps(boards[0], 0) == [0, 1, 2]
+    assert steps(boards[-1], 0) == [0, 1, 2]
 
 
 WRONG: list[dict[str, Any]] = [
