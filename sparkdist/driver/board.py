@@ -13,6 +13,19 @@ from sparkdist.executor.leader import Row
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Silence:
+    """That a rank does nothing.
+
+    Attributes:
+        since: From when on (time.monotonic()).
+        state: What its node's kernel says of its process.
+    """
+
+    since: float
+    state: str
+
+
 @dataclass
 class Board:
     """The news of one attempt.
@@ -23,6 +36,7 @@ class Board:
         entered: When each rank entered the user's code.
         returned: When each rank returned from it.
         failed: Ranks in the order in which they failed.
+        silent: Ranks that have not done anything for `stall_timeout`.
         outcomes: Pickled outcomes that came over the control channel.
         stacks: Stacks by rank, as far as they came.
         stack_reports: How many nodes have sent theirs.
@@ -34,6 +48,7 @@ class Board:
     entered: dict[int, float] = field(default_factory=dict)
     returned: dict[int, float] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
+    silent: dict[int, Silence] = field(default_factory=dict)
     outcomes: dict[int, bytearray] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
     stack_reports: int = 0
@@ -54,6 +69,10 @@ class Board:
     def add_gathered(self, nodes: int) -> None:
         """Notes that so many nodes have found each other by Spark's means."""
         self.gathered = len(self.nodes) < nodes
+
+    def forget_stacks(self) -> None:
+        """Notes that the stacks will be asked for anew."""
+        self.stacks, self.stack_reports = {}, 0
 
     def add_stacks(self, stacks: dict[int, str]) -> None:
         """Notes one node's stacks."""

@@ -21,6 +21,7 @@ from sparkdist.executor import process, report
 from sparkdist.executor.link import Link, dial
 from sparkdist.executor.logs import LogPump
 from sparkdist.executor.order import NodeError, Order
+from sparkdist.executor.pulse import Pulse
 from sparkdist.executor.ranks import RETURNED, STACK_SIGNAL, Rank
 from sparkdist.executor.staff import Staff
 from sparkdist.executor.topology import Node
@@ -74,6 +75,7 @@ class Agent:
         self._conn = conn
         self.link = Link(dial(self.order))
         self.staff = Staff(self.order, self.node, message, folder)
+        self._pulse = Pulse(self.order.stall_timeout, self.link.send)
         self._pumps = {rank.rank: LogPump(rank.rank, self._emitter(rank.rank)) for rank in self.staff.ranks}
         self._selector = selectors.DefaultSelector()
         self._task_frames = wire.FrameReader(max_body=0)
@@ -140,13 +142,14 @@ class Agent:
 
     def _turn(self) -> None:
         waiting = self.link.pending or self._kill_at or self._dump_until
-        ready = self._selector.select(_PULSE if waiting else None)
+        ready = self._selector.select(_PULSE if waiting else self._pulse.pause)
         # Deaths first: a killed rank's peers fail within a moment of it, and it is the cause.
         ready.sort(key=lambda item: item[0].data[0] != self._rank_ended)
         for key, _ in ready:
             action, args = key.data
             action(*args)
         self.link.push()
+        self._pulse.beat(self.staff.living(), disturbed=bool(self._dump_until or self._kill_at))
         now = time.monotonic()
         if self._kill_at and now > self._kill_at:
             self.staff.signal(signal.SIGKILL)
@@ -242,7 +245,9 @@ class Agent:
 
     def _rank_printed(self, rank: Rank, is_stderr: bool) -> None:
         fd = rank.pipes.stderr if is_stderr else rank.pipes.stdout
-        if not self._pumps[rank.rank].pump(fd, is_stderr) and not rank.alive:
+        if self._pumps[rank.rank].pump(fd, is_stderr):
+            rank.heard = True
+        elif not rank.alive:
             self._forget(fd)
 
     def _rank_ended(self, rank: Rank, pidfd: int) -> None:

@@ -171,6 +171,7 @@ class Staff:
             "script": script,
             "context": asdict(context),
             "logs_json": self.order.logs_json,
+            "waits": [self.order.framework, self.order.launcher] if self.order.stall_timeout else None,
         }
 
     def _path(self) -> list[str]:

@@ -1,0 +1,132 @@
+"""Which ranks stall: agents say who does nothing, stacks say who of them waits for others.
+
+A rank that waits for its peers does nothing because of them. So of the silent ranks those are to
+blame that do not wait; and if all of them wait, all do.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from sparkdist.driver.board import Board, Silence
+from sparkdist.driver.control import ControlChannel
+from sparkdist.errors import Failure
+from sparkdist.executor.leader import Row
+from sparkdist.executor.order import Order
+from sparkdist.frameworks import Framework, resolve
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.*)", line \d+ in (.*)$', re.MULTILINE)
+_FOR_A_THREAD = re.compile(r"/threading\.py$")  # where a thread waits for another of its process
+
+_Frames = list[tuple[str, str]]  # files and functions, the innermost first
+
+
+class Stalls:
+    """Looks out for ranks that stall.
+
+    Args:
+        order: The attempt.
+        board: What is known of it.
+        channel: How its agents are asked for stacks.
+    """
+
+    def __init__(self, order: Order, board: Board, channel: ControlChannel) -> None:
+        self._framework = resolve(order.framework, order.launcher)
+        self._size = order.world_size
+        self._board = board
+        self._channel = channel
+        self._seen: tuple[dict[int, Silence], int] = {}, 0
+
+    def is_due(self) -> bool:
+        """Says whether a rank has become silent since the last look, or one has returned beside silent ones."""
+        seen, returned = self._seen
+        fewer = len(self._board.returned) > returned and bool(self._board.silent)
+        return fewer or any(seen.get(rank) != silence for rank, silence in self._board.silent.items())
+
+    def find(self) -> dict[int, Failure]:
+        """Asks for stacks and returns the ranks that stall, if there are any.
+
+        A rank counts as silent that was so before: the signal that asks for its stack may wake it.
+        """
+        before = dict(self._board.silent)
+        stacks = self._channel.ask_stacks()
+        # Ranks that wait for each other become silent one just after another.
+        both, returned = self._seen = before | self._board.silent, len(self._board.returned)
+        silent = {rank: silence for rank, silence in both.items() if rank not in self._board.returned}
+        if self._board.failed or not silent:
+            return {}
+        waits = {rank: operation(stacks.get(rank, ""), self._framework) for rank in silent}
+        now = time.monotonic()
+        blamed = {
+            rank: f"it has done nothing for {now - silence.since:.0f} s, and waits for no other rank; "
+            f"{silence.state}"
+            for rank, silence in silent.items()
+            if not waits[rank]
+        }
+        if not blamed and len(silent) == self._size - returned:
+            since = max(silence.since for silence in silent.values())
+            blamed = dict.fromkeys(silent, _all_wait(waits, now - since))
+        return {
+            rank: Failure(rank=rank, kind="stalled", order=place, message=message)
+            for place, (rank, message) in enumerate(sorted(blamed.items()))
+        }
+
+
+def _all_wait(waits: Mapping[int, str], seconds: float) -> str:
+    """Says that all ranks wait, and in what; where not all in the same, this is mostly the cause."""
+    by_operation: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, name in sorted(waits.items()):
+        by_operation[name].append(rank)
+    head = f"all {len(waits)} ranks that are left have waited for each other for {seconds:.0f} s"
+    if len(by_operation) == 1:
+        return f"{head}, in {next(iter(by_operation))}()"
+    places = "; ".join(f"{name}(): rank {_some(ranks)}" for name, ranks in by_operation.items())
+    return f"{head}, in different operations ({places})"
+
+
+def _some(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
+
+
+def operation(stack: str, framework: Framework) -> str:
+    """Returns in what a rank waits for its peers or the store, by its stack; "" where it does not.
+
+    Args:
+        stack: What faulthandler printed, or anything else.
+        framework: Says what such a wait looks like.
+    """
+    if not framework.waits:
+        return ""
+    heads = _THREAD.findall(stack)
+    threads: list[_Frames] = [_FRAME.findall(part) for part in _THREAD.split(stack)[1:]]
+    if not threads:
+        return ""
+    # The kernel gives a signal to the main thread if it can; and that one is printed last.
+    current = next((i for i, head in enumerate(heads) if head.startswith("Current")), -1)
+    main = threads.pop(current)
+    if main and _FOR_A_THREAD.search(main[0][0]):
+        return next(filter(None, (_wait(frames, framework) for frames in threads)), "")
+    return _wait(main, framework)
+
+
+def _wait(frames: _Frames, framework: Framework) -> str:
+    """Looks at the frames from the innermost up to the user's own, which may be called by the framework."""
+    names = []
+    for file, function in frames:
+        if re.search(framework.waits, f"{file} {function}"):
+            names.append(function)
+        elif f"/{framework.distribution}/" not in file:
+            break
+    public = [name for name in names if not name.startswith("_")]
+    return [*names[:1], *public][-1] if names else ""
+
+
+def with_last_lines(failures: Mapping[int, Failure], rows: Iterable[Row]) -> dict[int, Failure]:
+    """Adds ranks' last lines to their failures, as far as the gang's rows have brought them."""
+    tails = {header["rank"]: tuple(header["log_tail"]) for header, _ in rows if header.get("log_tail")}
+    return {rank: replace(failure, log_tail=tails.get(rank, ())) for rank, failure in failures.items()}
