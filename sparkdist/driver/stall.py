@@ -43,7 +43,7 @@ class Stalls:
         self._seen: tuple[dict[int, Silence], int] = {}, 0
 
     def is_due(self) -> bool:
-        """Says whether a rank has become silent since the last look, or one has returned beside silent ones."""
+        """Says whether a rank has become silent since the last look, or returned beside silent ones."""
         seen, returned = self._seen
         fewer = len(self._board.returned) > returned and bool(self._board.silent)
         return fewer or any(seen.get(rank) != silence for rank, silence in self._board.silent.items())
@@ -51,16 +51,18 @@ class Stalls:
     def find(self) -> dict[int, Failure]:
         """Asks for stacks and returns the ranks that stall, if there are any.
 
-        A rank counts as silent that was so before: the signal that asks for its stack may wake it.
+        A rank that was silent before is so whatever it does then: the signal may end its sleep.
         """
+        returned = dict(self._board.returned)
         before = dict(self._board.silent)
         stacks = self._channel.ask_stacks()
         # Ranks that wait for each other become silent one just after another.
-        both, returned = self._seen = before | self._board.silent, len(self._board.returned)
-        silent = {rank: silence for rank, silence in both.items() if rank not in self._board.returned}
-        if self._board.failed or not silent:
+        silent = before | self._board.silent
+        self._seen = silent, len(returned)
+        if self._board.failed:
             return {}
-        waits = {rank: operation(stacks.get(rank, ""), self._framework) for rank in silent}
+        silent = {rank: s for rank, s in silent.items() if rank not in returned and rank in stacks}
+        waits = {rank: operation(stacks[rank], self._framework) for rank in silent}
         now = time.monotonic()
         blamed = {
             rank: f"it has done nothing for {now - silence.since:.0f} s, and waits for no other rank; "
@@ -68,7 +70,7 @@ class Stalls:
             for rank, silence in silent.items()
             if not waits[rank]
         }
-        if not blamed and len(silent) == self._size - returned:
+        if silent and not blamed and len(silent) == self._size - len(returned):
             since = max(silence.since for silence in silent.values())
             blamed = dict.fromkeys(silent, _all_wait(waits, now - since))
         return {
