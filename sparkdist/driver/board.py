@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -39,6 +39,7 @@ class Board:
         silent: Ranks that have not done anything for `stall_timeout`.
         outcomes: Pickled outcomes that came over the control channel.
         stacks: Stacks by rank, as far as they came.
+        asleep: Silent ranks of these that slept until they were asked for theirs.
         stack_reports: How many nodes have sent theirs.
         rows: The gang's rows, once they are there.
     """
@@ -51,6 +52,7 @@ class Board:
     silent: dict[int, Silence] = field(default_factory=dict)
     outcomes: dict[int, bytearray] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
+    asleep: set[int] = field(default_factory=set)
     stack_reports: int = 0
     rows: Future[list[Row]] = field(default_factory=Future)
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -72,9 +74,10 @@ class Board:
 
     def forget_stacks(self) -> None:
         """Notes that the stacks will be asked for anew."""
-        self.stacks, self.stack_reports = {}, 0
+        self.stacks, self.asleep, self.stack_reports = {}, set(), 0
 
-    def add_stacks(self, stacks: dict[int, str]) -> None:
+    def add_stacks(self, stacks: dict[int, str], asleep: Iterable[int]) -> None:
         """Notes one node's stacks."""
         self.stacks.update(stacks)
+        self.asleep.update(asleep)
         self.stack_reports += 1

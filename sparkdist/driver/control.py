@@ -223,7 +223,7 @@ class ControlChannel:
             self._board.note(lambda board: board.outcomes.__setitem__(header["rank"], body))
         elif kind == "stacks":
             stacks = {int(rank): text for rank, text in header["stacks"].items()}
-            self._board.note(lambda board: board.add_stacks(stacks))
+            self._board.note(lambda board: board.add_stacks(stacks, header["asleep"]))
 
 
 def _tell(agent: socket.socket, header: wire.Header) -> None:

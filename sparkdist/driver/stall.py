@@ -40,28 +40,46 @@ class Stalls:
         self._size = order.world_size
         self._board = board
         self._channel = channel
+        self._pause = min(2.0, (order.stall_timeout or 0.0) / 5)  # s in which agents look at ranks again
         self._seen: tuple[dict[int, Silence], int] = {}, 0
 
     def is_due(self) -> bool:
-        """Says whether a rank has become silent since the last look, or returned beside silent ones."""
+        """Says whether, other than at the last look, a rank is silent, or none is left that is not."""
         seen, returned = self._seen
-        fewer = len(self._board.returned) > returned and bool(self._board.silent)
-        return fewer or any(seen.get(rank) != silence for rank, silence in self._board.silent.items())
+        silent = self._silent()
+        is_last = len(self._board.returned) > returned and len(silent) == self._left()
+        return any(seen.get(rank) != silence for rank, silence in silent.items()) or (
+            is_last and bool(silent)
+        )
+
+    def _silent(self) -> dict[int, Silence]:
+        silent = dict(self._board.silent)
+        return {rank: silence for rank, silence in silent.items() if rank not in self._board.returned}
+
+    def _left(self) -> int:
+        return self._size - len(self._board.returned)
 
     def find(self) -> dict[int, Failure]:
         """Asks for stacks and returns the ranks that stall, if there are any.
 
-        A rank that was silent before is so whatever it does then: the signal may end its sleep.
+        A rank may have been about to go on: its stack is looked at twice. Not that of one that slept
+        until it was asked, whatever it does then: the signal that asks may have ended its sleep.
         """
-        returned = dict(self._board.returned)
-        before = dict(self._board.silent)
+        found = self._look()
+        if found and not found.keys() <= self._board.asleep:
+            surely = self._board.asleep & found.keys()
+            self._board.wait(lambda b: b.rows.done() or bool(b.failed), self._pause)
+            again = self._look()
+            found = {rank: f for rank, f in (found | again).items() if rank in surely or rank in again}
+        return {} if self._board.failed else found
+
+    def _look(self) -> dict[int, Failure]:
+        before, left = self._silent(), self._left()
         stacks = self._channel.ask_stacks()
         # Ranks that wait for each other become silent one just after another.
-        silent = before | self._board.silent
-        self._seen = silent, len(returned)
-        if self._board.failed:
-            return {}
-        silent = {rank: s for rank, s in silent.items() if rank not in returned and rank in stacks}
+        silent = before | self._silent()
+        self._seen = silent, self._size - left
+        silent = {rank: silence for rank, silence in silent.items() if rank in stacks}
         waits = {rank: operation(stacks[rank], self._framework) for rank in silent}
         now = time.monotonic()
         blamed = {
@@ -70,7 +88,7 @@ class Stalls:
             for rank, silence in silent.items()
             if not waits[rank]
         }
-        if silent and not blamed and len(silent) == self._size - len(returned):
+        if silent and not blamed and len(silent) == left:
             since = max(silence.since for silence in silent.values())
             blamed = dict.fromkeys(silent, _all_wait(waits, now - since))
         return {
@@ -104,13 +122,10 @@ def operation(stack: str, framework: Framework) -> str:
     """
     if not framework.waits:
         return ""
-    heads = _THREAD.findall(stack)
     threads: list[_Frames] = [_FRAME.findall(part) for part in _THREAD.split(stack)[1:]]
     if not threads:
         return ""
-    # The kernel gives a signal to the main thread if it can; and that one is printed last.
-    current = next((i for i, head in enumerate(heads) if head.startswith("Current")), -1)
-    main = threads.pop(current)
+    main = threads.pop()  # the oldest thread comes last
     if main and _FOR_A_THREAD.search(main[0][0]):
         return next(filter(None, (_wait(frames, framework) for frames in threads)), "")
     return _wait(main, framework)

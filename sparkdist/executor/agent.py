@@ -239,7 +239,7 @@ class Agent:
                 self.link.send({"kind": "failed", "rank": failed.rank})
 
     def _send_stacks(self) -> None:
-        self.link.send({"kind": "stacks", "stacks": self.staff.take_stacks()})
+        self.link.send({"kind": "stacks", "stacks": self.staff.take_stacks(), "asleep": self.staff.asleep})
 
     def _rank_printed(self, rank: Rank, is_stderr: bool) -> None:
         fd = rank.pipes.stderr if is_stderr else rank.pipes.stdout

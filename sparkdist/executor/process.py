@@ -112,6 +112,14 @@ def usage(pid: int) -> Usage:
     return Usage(stat[0], (int(stat[11]) + int(stat[12])) / _TICKS, io)
 
 
+def runs(pid: int) -> int:
+    """Returns how often a process's main thread has got to run; -1 where the kernel does not count it."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[2])
+    except OSError:
+        return -1
+
+
 def usages(pids: Iterable[int]) -> dict[int, Usage]:
     """Returns what those of the processes have done that are there."""
     found = {}

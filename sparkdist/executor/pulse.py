@@ -78,6 +78,8 @@ class Pulse:
         elif rank.silent and not is_silent:
             self._send({"kind": "moving", "rank": rank.rank})
         rank.silent = is_silent
+        if is_silent:
+            rank.runs = process.runs(rank.pid)
 
 
 class _Life:

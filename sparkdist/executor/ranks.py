@@ -60,6 +60,7 @@ class Rank:
         failed_at: When it was first seen to have failed by itself (time.monotonic()), or 0.
         heard: Whether it printed something since the last look at it.
         silent: Whether it has not done anything for `stall_timeout`.
+        runs: How often its main thread had run by then.
         stacks_seen: Size of its printed stacks at the last look.
     """
 
@@ -76,6 +77,7 @@ class Rank:
         self.failed_at = 0.0
         self.heard = False
         self.silent = False
+        self.runs = -1
         self.stacks_seen = -1
 
     def fork(self, body: Callable[[], None]) -> None:
@@ -177,6 +179,10 @@ class Rank:
     def read_outcome(self) -> bytes:
         """Returns what the rank left as its outcome."""
         return os.pread(self.pipes.outcome, self.outcome_size(), 0)
+
+    def is_fast_asleep(self) -> bool:
+        """Says whether it is silent and its main thread has not run at all since the last look at it."""
+        return self.silent and self.runs >= 0 and self.runs == process.runs(self.pid)
 
     def stacks_size(self) -> int:
         """Returns the size in bytes of the stacks printed so far."""

@@ -36,6 +36,7 @@ class Staff:
 
     Attributes:
         is_asking: Whether ranks are just asked for their stacks.
+        asleep: Those of them that slept until they were asked.
         asked_until: How long they may take to print them (time.monotonic()).
     """
 
@@ -47,6 +48,7 @@ class Staff:
         self.launcher: NodeLauncher | None = None
         self.started = False
         self.is_asking = False
+        self.asleep: list[int] = []
         self._asked: list[Rank] = []
         self.asked_until = 0.0
         self.root: str = message["root"]
@@ -215,8 +217,10 @@ class Staff:
     def ask_stacks(self) -> None:
         """Asks every living rank to print its stack, first forgetting what was printed before."""
         self.is_asking, self.asked_until = True, time.monotonic() + _STACK_TIME
-        self._asked = self.living()
+        self._asked, self.asleep = self.living(), []
         for rank in self._asked:
+            if rank.is_fast_asleep():
+                self.asleep.append(rank.rank)
             os.truncate(rank.pipes.stacks, 0)
             os.lseek(rank.pipes.stacks, 0, os.SEEK_SET)
             rank.stacks_seen = -1

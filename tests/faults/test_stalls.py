@@ -61,7 +61,7 @@ def test_a_rank_in_uninterruptible_sleep(on_driver: Way, tmp_path: Path):
     error = stall_of_rank_1(
         on_driver, programs.beside_a_collective, programs.sleep_in_the_kernel, tmp_path / "fifo"
     )
-    assert "is in uninterruptible sleep" in error.stacks[1]
+    assert "in sleep_in_the_kernel" in error.stacks[1]
     assert "is in uninterruptible sleep" in error.root.message
 
 
@@ -69,7 +69,8 @@ def test_a_rank_that_sleeps_beside_one_that_computes(on_driver: Way):
     error = on_driver.failure(
         programs.one_each, programs.spin_for_ever, programs.sleep_for_ever, stall_timeout=LIMIT
     )
-    assert (error.failures.keys(), error.root.kind) == ({1}, "stalled")
+    assert error.failures.keys() == {1}
+    assert error.root.kind == "stalled"
     assert "in spin_for_ever" in error.stacks[0] and "in sleep_for_ever" in error.stacks[1]
 
 
