@@ -131,15 +131,26 @@ def usages(pids: Iterable[int]) -> dict[int, Usage]:
     return found
 
 
-def descendants(root: int) -> list[int]:
-    """Returns the pids of all processes below `root`, parents before children."""
-    children: dict[int, list[int]] = {}
+def children() -> dict[int, list[int]]:
+    """Returns the children of every process that has any."""
+    found: dict[int, list[int]] = {}
     for pid, parent, letter in _processes():
         if letter != "Z":
-            children.setdefault(parent, []).append(pid)
+            found.setdefault(parent, []).append(pid)
+    return found
+
+
+def descendants(root: int, tree: dict[int, list[int]] | None = None) -> list[int]:
+    """Returns the pids of all processes below `root`, parents before children.
+
+    Args:
+        root: The process.
+        tree: What `children` has returned, to look at many processes at once; None for a fresh one.
+    """
+    tree = children() if tree is None else tree
     found, queue = [], [root]
     while queue:
-        below = children.get(queue.pop(), [])
+        below = tree.get(queue.pop(), [])
         found += below
         queue += below
     return found

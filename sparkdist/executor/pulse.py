@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import cache
 
 from sparkdist import wire
 from sparkdist.executor import process
@@ -32,6 +33,7 @@ class Pulse:
         self._send = send
         self._period = min(1.0, self._limit / 10)  # s
         self._next = 0.0
+        self._next_below = 0.0
         self._lives: dict[int, _Life] = {}
         self._spoilt = False
 
@@ -53,21 +55,28 @@ class Pulse:
         if not self._limit or disturbed or now < self._next:
             return
         self._next = now + self._period
+        tree = None
+        if now >= self._next_below:
+            self._next_below = now + self._limit / 10
+            tree = cache(process.children)
         for rank in ranks:
             if rank.entered and rank.left is None:
                 try:
-                    self._look(rank, now)
+                    self._look(rank, now, tree)
                 except OSError:
                     pass  # it has just ended
         self._spoilt = False
 
-    def _look(self, rank: Rank, now: float) -> None:
+    def _look(self, rank: Rank, now: float, tree: Callable[[], dict[int, list[int]]] | None) -> None:
         life = self._lives.get(rank.rank)
         if life is None or life.pid != rank.pid:
             life = self._lives[rank.rank] = _Life(rank.pid, now)
         heard, rank.heard = rank.heard, False
-        # Reading /proc for what is below a rank takes long, and most ranks move by themselves.
-        if life.look(now, heard, self._spoilt, below=now - life.moved_at > self._limit / 2):
+        below = None
+        # To read all of /proc takes long, and most ranks move by themselves.
+        if tree and now - life.moved_at > self._limit / 2:
+            below = process.descendants(rank.pid, tree())
+        if life.look(now, heard, self._spoilt, below):
             life.moved_at = now
         silence = now - life.moved_at
         is_silent = silence >= self._limit
@@ -83,39 +92,41 @@ class Pulse:
 
 
 class _Life:
-    """What was last seen of a rank's process and, where it was looked for, of those below it."""
+    """What was last seen of a rank's process and, since it moved, of those below it."""
 
     def __init__(self, pid: int, now: float) -> None:
         self.pid = pid
         self.moved_at = now
         self._last = {pid: process.usage(pid)}
         self._last_at = now
+        self._below: list[int] | None = None
         self._excess = 0.0  # s of CPU time that have not run out
 
-    def look(self, now: float, heard: bool, spoilt: bool, below: bool) -> bool:
+    def look(self, now: float, heard: bool, spoilt: bool, below: list[int] | None) -> bool:
         """Says whether there was a sign of life since the last look.
 
         Args:
             now: The time.
             heard: Whether it printed something.
-            spoilt: Whether its I/O has to be left out.
-            below: Whether to look at the processes below it too.
+            spoilt: Whether I/O has to be left out.
+            below: The processes below it, if they are to be looked at too.
         """
-        last, before = self._last, self._last_at
-        self._last, self._last_at = {self.pid: process.usage(self.pid)}, now
-        state = self._last[self.pid].state
+        seen = {self.pid: process.usage(self.pid)}
+        state = seen[self.pid].state
         is_still = state in _STILL
-        if below and not is_still:
-            self._last |= process.usages(process.descendants(self.pid))
-        both = self._last.keys() & last.keys()
-        self._excess += sum(self._last[pid].cpu - last[pid].cpu for pid in both) - _IDLE * (now - before)
-        self._excess = max(0.0, self._excess)
+        if below is not None and not is_still:
+            seen |= process.usages(below)
+        both = seen.keys() & self._last.keys()
+        cpu = sum(seen[pid].cpu - self._last[pid].cpu for pid in both)
+        self._excess = max(0.0, self._excess + cpu - _IDLE * (now - self._last_at))
         moved = state in _READY or self._excess > _BURST
-        moved |= not spoilt and any(self._last[pid].io != last[pid].io for pid in both)
-        # That processes came or went can be told where they were looked for both times.
-        moved |= not is_still and (
-            heard or (len(self._last) > 1 < len(last) and self._last.keys() != last.keys())
-        )
+        moved |= not spoilt and any(seen[pid].io != self._last[pid].io for pid in both)
+        moved |= not is_still and (heard or (None not in (below, self._below) and below != self._below))
+        self._last_at = now
         if moved:
-            self._excess = 0.0
+            self._excess, self._below = 0.0, None
+            self._last = {self.pid: seen[self.pid]}
+        else:
+            self._below = self._below if below is None else below
+            self._last |= seen
         return moved
