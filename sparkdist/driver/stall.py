@@ -40,7 +40,7 @@ class Stalls:
         self._size = order.world_size
         self._board = board
         self._channel = channel
-        self._pause = min(2.0, (order.stall_timeout or 0.0) / 5)  # s in which agents look at ranks again
+        self._pause = min(2.0, (order.stall_timeout or 0.0) / 5)  # s in which agents look at ranks twice
         self._seen: tuple[dict[int, Silence], int] = {}, 0
 
     def is_due(self) -> bool:
@@ -62,21 +62,28 @@ class Stalls:
     def find(self) -> dict[int, Failure]:
         """Asks for stacks and returns the ranks that stall, if there are any.
 
-        A rank may have been about to go on: its stack is looked at twice. Not that of one that slept
-        until it was asked, whatever it does then: the signal that asks may have ended its sleep.
+        A rank may be about to go on: its stack is looked at twice. Not that of one that slept until it
+        was asked, whatever it does then: the signal that asks may have ended its sleep.
         """
+        self._wait()  # ranks that wait for each other become silent one just after another
         found = self._look()
-        if found and not found.keys() <= self._board.asleep:
-            surely = self._board.asleep & found.keys()
-            self._board.wait(lambda b: b.rows.done() or bool(b.failed), self._pause)
-            again = self._look()
-            found = {rank: f for rank, f in (found | again).items() if rank in surely or rank in again}
+        surely, stacks = self._board.asleep, self._board.stacks
+        if not found.keys() <= surely:
+            self._wait()
+            same = {
+                rank
+                for rank in self._look()
+                if _main(self._board.stacks[rank]) == _main(stacks.get(rank, ""))
+            }
+            found = {rank: failure for rank, failure in found.items() if rank in surely | same}
         return {} if self._board.failed else found
+
+    def _wait(self) -> None:
+        self._board.wait(lambda b: b.rows.done() or bool(b.failed), self._pause)
 
     def _look(self) -> dict[int, Failure]:
         before, left = self._silent(), self._left()
         stacks = self._channel.ask_stacks()
-        # Ranks that wait for each other become silent one just after another.
         silent = before | self._silent()
         self._seen = silent, self._size - left
         silent = {rank: silence for rank, silence in silent.items() if rank in stacks}
@@ -122,13 +129,16 @@ def operation(stack: str, framework: Framework) -> str:
     """
     if not framework.waits:
         return ""
-    threads: list[_Frames] = [_FRAME.findall(part) for part in _THREAD.split(stack)[1:]]
-    if not threads:
-        return ""
-    main = threads.pop()  # the oldest thread comes last
+    main: _Frames = _FRAME.findall(_main(stack))
     if main and _FOR_A_THREAD.search(main[0][0]):
+        threads: list[_Frames] = [_FRAME.findall(part) for part in _THREAD.split(stack)[1:-1]]
         return next(filter(None, (_wait(frames, framework) for frames in threads)), "")
     return _wait(main, framework)
+
+
+def _main(stack: str) -> str:
+    """Returns the main thread's part of a stack: the oldest thread comes last."""
+    return _THREAD.split(stack)[-1]
 
 
 def _wait(frames: _Frames, framework: Framework) -> str:

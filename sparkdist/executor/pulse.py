@@ -87,16 +87,23 @@ class Pulse:
         elif rank.silent and not is_silent:
             self._send({"kind": "moving", "rank": rank.rank})
         rank.silent = is_silent
-        if is_silent:
-            rank.runs = process.runs(rank.pid)
+        rank.runs = life.runs if now - life.asleep_since >= self._limit / 2 else -1
 
 
 class _Life:
-    """What was last seen of a rank's process and, since it moved, of those below it."""
+    """What was last seen of a rank's process and, since it moved, of those below it.
+
+    Attributes:
+        pid: The process.
+        moved_at: When it last gave a sign of life.
+        runs: How often its main thread had run at the last look.
+        asleep_since: From when on that number is the same.
+    """
 
     def __init__(self, pid: int, now: float) -> None:
         self.pid = pid
-        self.moved_at = now
+        self.moved_at = self.asleep_since = now
+        self.runs = -1
         self._last = {pid: process.usage(pid)}
         self._last_at = now
         self._below: list[int] | None = None
@@ -111,6 +118,7 @@ class _Life:
             spoilt: Whether I/O has to be left out.
             below: The processes below it, if they are to be looked at too.
         """
+        self._count_runs(now)
         seen = {self.pid: process.usage(self.pid)}
         state = seen[self.pid].state
         is_still = state in _STILL
@@ -130,3 +138,8 @@ class _Life:
             self._below = self._below if below is None else below
             self._last |= seen
         return moved
+
+    def _count_runs(self, now: float) -> None:
+        runs = process.runs(self.pid)
+        if runs != self.runs:
+            self.runs, self.asleep_since = runs, now

@@ -60,7 +60,7 @@ class Rank:
         failed_at: When it was first seen to have failed by itself (time.monotonic()), or 0.
         heard: Whether it printed something since the last look at it.
         silent: Whether it has not done anything for `stall_timeout`.
-        runs: How often its main thread had run by then.
+        runs: How often its main thread had run when it fell asleep; -1 if it has not slept for long.
         stacks_seen: Size of its printed stacks at the last look.
     """
 
@@ -181,7 +181,7 @@ class Rank:
         return os.pread(self.pipes.outcome, self.outcome_size(), 0)
 
     def is_fast_asleep(self) -> bool:
-        """Says whether it is silent and its main thread has not run at all since the last look at it."""
+        """Says whether it is silent and its main thread has not run at all for long."""
         return self.silent and self.runs >= 0 and self.runs == process.runs(self.pid)
 
     def stacks_size(self) -> int:

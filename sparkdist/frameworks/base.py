@@ -109,7 +109,7 @@ class Framework:
         """Puts right in a rank what a fork copied from the forkserver, before the user's code."""
 
     def show_waits(self) -> None:
-        """Gives the calls that wait in C alone a frame in the rank's stack, before the user's code."""
+        """Gives calls that wait in C alone a frame in the stack; called in a rank, before the user's code."""
 
     def own_error(self, error_file: str) -> str:
         """Returns what a rank left in its error file by the framework's own means, or ""."""

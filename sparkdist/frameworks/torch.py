@@ -114,6 +114,10 @@ class Torch(Framework):
 
     def show_waits(self) -> None:
         """Puts Python around what is not and ranks call themselves: `work.wait()`, `store.get(key)`."""
+        import torch.distributed
+
+        if not torch.distributed.is_available():  # a build without it
+            return
         from torch._C import _distributed_c10d as c10d
 
         for kind, names in ((c10d.Work, ("wait",)), (c10d.Store, ("wait", "get", "queue_pop", "barrier"))):

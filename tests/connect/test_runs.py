@@ -152,6 +152,19 @@ def test_a_timeout_with_stacks():
     assert all("sleep_for_ever" in stack for stack in caught.value.stacks.values())
 
 
+def test_a_rank_that_sleeps_beside_one_that_computes():
+    error = failure(programs.one_each, programs.spin_for_ever, programs.sleep_for_ever, stall_timeout=1)
+    assert (error.root.rank, error.root.kind, len(error.failures)) == (1, "stalled", 1)
+    assert "in spin_for_ever" in error.stacks[0] and "in sleep_for_ever" in error.stacks[1]
+
+
+def test_a_rank_that_is_stopped_before_the_function():
+    with pytest.raises(TrainingTimeout) as caught:
+        plain(start_timeout=3).run(programs.take, programs.StopsRank1())
+    assert (caught.value.setting, caught.value.missing) == ("start_timeout", (1,))
+    assert "is stopped" in caught.value.stacks[1]
+
+
 def test_a_start_timeout_while_others_hold_the_slots(spark: Any):
     with held_slots(spark, 6), pytest.raises(TrainingTimeout, match="still waiting for slots"):
         plain(start_timeout=3).run(programs.rank)

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,8 @@ def test_a_rank_that_sleeps_is_silent():
 
 @pytest.mark.parametrize("where", ["rank", "child"])
 def test_a_rank_that_computes_or_writes_a_little_is_not(where: str, tmp_path: Path):
-    for body in (spin, lambda: write_now_and_then(tmp_path / "file")):
-        with rank_that_runs(body if where == "rank" else lambda body=body: have_a_child_that(body)) as rank:
+    for body in (spin, partial(write_now_and_then, tmp_path / "file")):
+        with rank_that_runs(body if where == "rank" else partial(have_a_child_that, body)) as rank:
             assert news_within(rank, 3 * LIMIT) == []
 
 
@@ -100,7 +101,12 @@ def test_what_a_child_of_a_stopped_rank_does_does_not_count():
 
 def test_a_silent_rank_that_goes_on_moves_again():
     reader, writer = os.pipe()
-    with rank_that_runs(lambda: (os.read(reader, 1), spin())) as rank:
+
+    def spin_when_told() -> None:
+        os.read(reader, 1)
+        spin()
+
+    with rank_that_runs(spin_when_told) as rank:
         news: list[dict[str, object]] = []
         pulse = Pulse(LIMIT, news.append)
 

@@ -74,6 +74,7 @@ def test_a_rank_that_sleeps_beside_one_that_computes(on_driver: Way):
     assert "in spin_for_ever" in error.stacks[0] and "in sleep_for_ever" in error.stacks[1]
 
 
+@pytest.mark.slow  # making a model imports torch._dynamo
 def test_a_rank_that_sleeps_while_others_reduce_gradients(on_driver: Way):
     error = on_driver.failure(programs.reduce_gradients_without_rank_1, stall_timeout=LIMIT)
     assert error.failures.keys() == {1}
@@ -83,8 +84,8 @@ def test_a_rank_that_sleeps_while_others_reduce_gradients(on_driver: Way):
 # --- all wait -----------------------------------------------------------------------------------
 
 
-def test_ranks_in_different_collectives(fast: Way):
-    error = stall_of_all(fast, programs.enter_different_collectives)
+def test_ranks_in_different_collectives(on_driver: Way):
+    error = stall_of_all(on_driver, programs.enter_different_collectives)
     assert error.failures.keys() == {0, 1}
     assert "all 2 ranks" in str(error) and "(barrier(): rank 0; all_reduce(): rank 1)" in str(error)
 
@@ -137,11 +138,11 @@ def test_ranks_that_wait_in_c_alone_under_torchrun(torchrun: Way):
 # --- before the function ------------------------------------------------------------------------
 
 
-def test_a_rank_that_is_stopped_before_the_function(fast: Way):
-    fast.launch(programs.rank)  # warm
+def test_a_rank_that_is_stopped_before_the_function(on_driver: Way):
+    on_driver.launch(programs.rank)  # warm
     began = time.monotonic()
     with pytest.raises(TrainingTimeout) as caught:
-        fast.launch(programs.take, programs.StopsRank1(), start_timeout=2, stall_timeout=LIMIT)
+        on_driver.launch(programs.take, programs.StopsRank1(), start_timeout=2, stall_timeout=LIMIT)
     assert 2 <= time.monotonic() - began < 2 + PROMPT
     assert (caught.value.setting, caught.value.missing) == ("start_timeout", (1,))
     assert "is stopped" in caught.value.stacks[1]
