@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -16,6 +16,19 @@ from sparkdist.executor.leader import Row
 from sparkdist.results import Report
 
 _REPORTS = 10_000  # that are kept of each rank
+
+
+@dataclass(frozen=True)
+class Silence:
+    """That a rank does nothing.
+
+    Attributes:
+        since: From when on (time.monotonic()).
+        state: What its node's kernel says of its process.
+    """
+
+    since: float
+    state: str
 
 
 @dataclass
@@ -32,8 +45,10 @@ class Board:
         lost: When agents were lost, by node: they took no leave (time.monotonic()).
         executor_lost: Whether one of the executors is gone.
         reported: When each rank's last report came.
+        silent: Ranks that have not done anything for `stall_timeout`.
         outcomes: Pickled outcomes that came over the control channel.
         stacks: Stacks by rank, as far as they came.
+        asleep: Silent ranks of these that slept until they were asked for theirs.
         stack_reports: How many nodes have sent theirs.
         rows: The gang's rows, once they are there.
     """
@@ -47,8 +62,10 @@ class Board:
     lost: dict[int, float] = field(default_factory=dict)
     executor_lost: bool = False
     reported: dict[int, float] = field(default_factory=dict)
+    silent: dict[int, Silence] = field(default_factory=dict)
     outcomes: dict[int, bytearray] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
+    asleep: set[int] = field(default_factory=set)
     stack_reports: int = 0
     rows: Future[list[Row]] = field(default_factory=Future)
     _reports: dict[int, deque[tuple[int, Report]]] = field(default_factory=dict)
@@ -80,9 +97,14 @@ class Board:
         """Notes that so many nodes have found each other by Spark's means."""
         self.gathered = len(self.nodes) < nodes
 
-    def add_stacks(self, stacks: dict[int, str]) -> None:
+    def forget_stacks(self) -> None:
+        """Notes that the stacks will be asked for anew."""
+        self.stacks, self.asleep, self.stack_reports = {}, set(), 0
+
+    def add_stacks(self, stacks: dict[int, str], asleep: Iterable[int]) -> None:
         """Notes one node's stacks."""
         self.stacks.update(stacks)
+        self.asleep.update(asleep)
         self.stack_reports += 1
 
     def add_reports(self, rank: int, reports: list[Report]) -> None:

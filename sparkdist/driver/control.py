@@ -16,13 +16,14 @@ from typing import Any
 
 from sparkdist import wire
 from sparkdist.driver import progress
-from sparkdist.driver.board import Board
+from sparkdist.driver.board import Board, Silence
 
 _MAX_OUTCOME = 1 << 40  # bytes; what the driver can hold is for its memory to say
 _MAX_STRANGERS = 64  # connections that have not authenticated yet
 _PATIENCE = 0.1  # s that a stranger has before it makes room for others; an agent needs milliseconds
 
 _SEND_TIME = struct.pack("ll", 5, 0)  # s and us that a frozen agent may hold up the others' orders
+_STACKS_TIME = 3.0  # s that agents get to send stacks
 _GATHER_AFTER = 5.0  # s that nodes have to connect after the first one
 
 LogWriter = Callable[[int, bool, bytes], None]
@@ -98,16 +99,21 @@ class ControlChannel:
         with self._lock:
             self._agent_left.wait_for(lambda: not self._agents, seconds)
 
-    def ask_stacks(self) -> None:
-        """Asks every connected agent for the stacks of its living ranks."""
-        self._broadcast({"kind": "stacks"})
+    def ask_stacks(self) -> dict[int, str]:
+        """Asks every connected agent for the stacks of its living ranks; returns those that come in time."""
+        self._board.note(Board.forget_stacks)
+        asked = self._broadcast({"kind": "stacks"})
+        self._board.wait(lambda b: b.rows.done() or b.stack_reports >= asked, _STACKS_TIME)
+        return self._board.stacks
 
-    def _broadcast(self, header: wire.Header, keep: bool = False) -> None:
+    def _broadcast(self, header: wire.Header, keep: bool = False) -> int:
+        """Tells every connected agent; returns how many these are."""
         with self._lock:
             if keep:
                 self._last_words.append(header)
             for agent in self._agents:
                 _tell(agent, header)
+            return len(self._agents)
 
     def _expect(self, nodes: int) -> None:
         """Has the nodes find each other by Spark's means if one of them does not get through to here."""
@@ -208,6 +214,11 @@ class ControlChannel:
             self._board.note(lambda board: board.entered.__setitem__(header["rank"], time.monotonic()))
         elif kind == "returned":
             self._board.note(lambda board: board.returned.__setitem__(header["rank"], time.monotonic()))
+        elif kind == "silent":
+            silence = Silence(time.monotonic() - header["for"], header["state"])
+            self._board.note(lambda board: board.silent.__setitem__(header["rank"], silence))
+        elif kind == "moving":
+            self._board.note(lambda board: board.silent.pop(header["rank"], None))
         elif kind == "failed":
             is_first = not self._board.failed
             self._board.note(lambda board: board.add_failed(header["rank"]))
@@ -217,7 +228,7 @@ class ControlChannel:
             self._board.note(lambda board: board.outcomes.__setitem__(header["rank"], body))
         elif kind == "stacks":
             stacks = {int(rank): text for rank, text in header["stacks"].items()}
-            self._board.note(lambda board: board.add_stacks(stacks))
+            self._board.note(lambda board: board.add_stacks(stacks, header["asleep"]))
 
 
 def _tell(agent: socket.socket, header: wire.Header) -> None:

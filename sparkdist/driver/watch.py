@@ -15,20 +15,20 @@ from sparkdist.driver import outcome
 from sparkdist.driver.board import Board
 from sparkdist.driver.control import ControlChannel
 from sparkdist.driver.growth import Growth
-from sparkdist.errors import TrainingTimeout
+from sparkdist.driver.stall import Stalls, with_last_lines
+from sparkdist.errors import TrainingFailed, TrainingTimeout
 from sparkdist.executor.last_words import rows_in
 from sparkdist.executor.leader import LINES, Row
 from sparkdist.executor.order import Order
 from sparkdist.settings import Settings
 
-_STACKS_TIME = 3.0  # s that agents get to send stacks
 _ROWS_TIME = 2.0  # s that rows get to arrive after the ranks have been ended
 _FAILED_TIME = 60.0  # s that they get after a failure: they say what it was
 _CANCEL_TIME = 10.0  # s; Spark needs 2 to 4 to kill a Python worker
 _UNREACHABLE = (
     "executors cannot connect to the driver at {address}, or not all the time: the run goes on without live "
-    "logs (they come with the result), start_timeout and stacks of a timeout. Set spark.driver.host to an "
-    "address that executors reach, and ports= to ports that a firewall lets through."
+    "logs (they come with the result), start_timeout, stall_timeout and stacks of a timeout. Set "
+    "spark.driver.host to an address that executors reach, and ports= to ports that a firewall lets through."
 )
 
 
@@ -83,6 +83,7 @@ class Watch:
         self._channel = channel
         self._gang = gang
         self._growth = growth
+        self._stalls = Stalls(order, board, channel)
         self._warned = False
         self._limits = {"start_timeout": time.monotonic() + settings.start_timeout}
         if deadline is not None:
@@ -112,18 +113,32 @@ class Watch:
         Raises:
             TrainingTimeout: `timeout` or `start_timeout` passed.
             GangGrows: There are slots for more ranks.
+            TrainingFailed: Ranks did nothing for `stall_timeout`; all have been ended.
         """
         size = self._order.world_size
         self._reach(lambda b: b.rows.done() or bool(b.failed) or len(b.entered) == size)
         del self._limits["start_timeout"]
-        while self._growth and not self._reach(lambda b: b.is_ending, self._growth.PAUSE):
-            self._growth.look()
-        self._reach(lambda b: b.rows.done() or bool(b.failed))
+        self._train()
         if self._board.failed:
             self.end(wire.GRACE, _FAILED_TIME)  # its agents do so too; one that cannot be reached does not
         self._reach(lambda b: b.rows.done())
         if self._board.lost:
             self._board.executor_lost = self._gang.lost_executor()
+
+    def _train(self) -> None:
+        """Waits until the ranks are done, or one has failed, or stalls, or the gang is to grow."""
+        pause = self._growth.PAUSE if self._growth else threading.TIMEOUT_MAX
+        while True:
+            happened = self._reach(lambda b: b.rows.done() or bool(b.failed) or self._stalls.is_due(), pause)
+            if self._board.rows.done() or self._board.failed:
+                return
+            failures = self._stalls.find() if happened else None
+            if failures:
+                stacks = dict(self._board.stacks)
+                self.end(wire.GRACE)
+                raise TrainingFailed(with_last_lines(failures, self.rows()), self._order.run_id, stacks)
+            if self._growth and not self._board.returned:
+                self._growth.look()
 
     def _reach(self, reached: Callable[[Board], bool], pause: float = threading.TIMEOUT_MAX) -> bool:
         """Waits until something holds; returns False when `pause` seconds passed before."""
@@ -156,13 +171,9 @@ class Watch:
         return rows
 
     def _timeout(self, setting: str) -> TrainingTimeout:
-        self._channel.ask_stacks()
-        nodes = len(self._board.nodes)
-        self._board.wait(lambda b: b.rows.done() or b.stack_reports >= nodes, _STACKS_TIME)
+        stacks = self._channel.ask_stacks()
         missing = tuple(r for r in range(self._order.world_size) if r not in self._board.entered)
-        return TrainingTimeout(
-            setting, getattr(self._settings, setting), self._board.stacks, missing, self._phase()
-        )
+        return TrainingTimeout(setting, getattr(self._settings, setting), stacks, missing, self._phase())
 
     def _phase(self) -> str:
         if not self._board.nodes:

@@ -21,11 +21,11 @@ from sparkdist.executor import process, report
 from sparkdist.executor.link import Link, dial
 from sparkdist.executor.logs import LogPump
 from sparkdist.executor.order import NodeError, Order
+from sparkdist.executor.pulse import Pulse
 from sparkdist.executor.ranks import RETURNED, STACK_SIGNAL, Rank
 from sparkdist.executor.staff import Staff, remove_run
 from sparkdist.executor.topology import Node
 
-_STACK_TIME = 1.0  # s that ranks get to print their stacks
 _PULSE = 0.05  # s between looks while something is being waited for that sends no event
 _PARCEL_LIMIT = 4 << 30  # bytes
 
@@ -76,6 +76,7 @@ class Agent:
         self._conn = conn
         self.link = Link(dial(self.order))
         self.staff = Staff(self.order, self.node, message, folder)
+        self._pulse = Pulse(self.order.stall_timeout, self.link.send)
         self._pumps = {rank.rank: LogPump(rank.rank, self._emitter(rank.rank)) for rank in self.staff.ranks}
         self._selector = selectors.DefaultSelector()
         self._task_frames = wire.FrameReader(max_body=0)
@@ -83,7 +84,6 @@ class Agent:
         self._complete = self.node.count == 1  # whether the driver can tell every node of a failure
         self._some_unheard = False  # whether a node is there that it cannot tell anything
         self._kill_at: float | None = None
-        self._dump_until: float | None = None
         self._memory_kills = process.memory_kills()
 
     def _emitter(self, rank: int) -> Callable[[int, bool, bytes], None] | None:
@@ -148,21 +148,20 @@ class Agent:
             pass  # unwatched already, or closed
 
     def _turn(self) -> None:
-        waiting = self.link.pending or self._kill_at or self._dump_until
-        ready = self._selector.select(_PULSE if waiting else None)
+        waiting = self.link.pending or self._kill_at or self.staff.is_asking
+        ready = self._selector.select(_PULSE if waiting else self._pulse.pause)
         # Deaths first: a killed rank's peers fail within a moment of it, and it is the cause.
         ready.sort(key=lambda item: item[0].data[0] != self._rank_ended)
         for key, _ in ready:
             action, args = key.data
             action(*args)
         self.link.push()
+        self._pulse.beat(self.staff.living(), disturbed=self.staff.is_asking or bool(self._kill_at))
         now = time.monotonic()
         if self._kill_at and now > self._kill_at:
             self.staff.signal(signal.SIGKILL)
-        if self._dump_until and (now > self._dump_until or self.staff.stacks_printed()):
-            self._dump_until = None
-            stacks = {rank.rank: rank.read_stacks() for rank in self.staff.living()}
-            self.link.send({"kind": "stacks", "stacks": stacks})
+        if self.staff.is_asking and (now > self.staff.asked_until or self.staff.stacks_printed()):
+            self._send_stacks()
 
     def _task_spoke(self) -> None:
         data = self._conn.recv(1 << 16)
@@ -184,7 +183,6 @@ class Agent:
                 self.stop(header["grace"])
             elif header["kind"] == "stacks":
                 self.staff.ask_stacks()
-                self._dump_until = time.monotonic() + _STACK_TIME
             elif header["kind"] == "gather":
                 self._gather()
             elif header["kind"] == "complete":
@@ -250,9 +248,14 @@ class Agent:
             if failed.failed_at:
                 self.link.send({"kind": "failed", "rank": failed.rank})
 
+    def _send_stacks(self) -> None:
+        self.link.send({"kind": "stacks", "stacks": self.staff.take_stacks(), "asleep": self.staff.asleep})
+
     def _rank_printed(self, rank: Rank, is_stderr: bool) -> None:
         fd = rank.pipes.stderr if is_stderr else rank.pipes.stdout
-        if not self._pumps[rank.rank].pump(fd, is_stderr) and not rank.alive:
+        if self._pumps[rank.rank].pump(fd, is_stderr):
+            rank.heard = True
+        elif not rank.alive:
             self._forget(fd)
 
     def _rank_ended(self, rank: Rank, pidfd: int) -> None:
@@ -293,6 +296,8 @@ class Agent:
 
     def _finish(self) -> None:
         """Ends what ranks left behind and reports to driver and task."""
+        if self.staff.is_asking:
+            self._send_stacks()
         process.end_descendants()
         rows = report.outcomes(self.staff, self.link, self._pumps, self._memory_kills)
         self.link.close()

@@ -16,12 +16,22 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
 _KILL_TIME = 5.0  # s after which a process that SIGKILL does not end (a dead disk, say) is given up
 _HELPER_GRACE = 1.0  # s that shared-memory helpers get to clean /dev/shm once their users are dead
+_STATES = {
+    "R": "running",
+    "S": "asleep",
+    "T": "stopped",
+    "t": "traced",
+    "D": "in uninterruptible sleep",
+    "Z": "a zombie",
+}
+_TICKS = os.sysconf("SC_CLK_TCK")
 _TRACKER = b"from multiprocessing.resource_tracker import"  # how multiprocessing starts its own
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -70,19 +80,77 @@ def state(pid: int) -> str:
         place = Path(f"/proc/{pid}/wchan").read_text()
     except OSError:
         return f"process {pid} has ended"
-    name = {"T": "stopped", "t": "traced", "D": "in uninterruptible sleep", "Z": "a zombie"}.get(letter)
-    return f"process {pid} is {name or 'in state ' + letter} (kernel: {place or '-'})"
+    return f"process {pid} is {_STATES.get(letter, 'in state ' + letter)} (kernel: {place or '-'})"
 
 
-def descendants(root: int) -> list[int]:
-    """Returns the pids of all processes below `root`, parents before children."""
-    children: dict[int, list[int]] = {}
+class Usage(NamedTuple):
+    """What a process has done so far.
+
+    Attributes:
+        state: The letter of its state.
+        cpu: Its CPU time in seconds, a multiple of 1 / SC_CLK_TCK.
+        io: Bytes that it read or wrote by system calls of files; of sockets, those of `read` and `write`.
+    """
+
+    state: str
+    cpu: float
+    io: int
+
+
+def usage(pid: int) -> Usage:
+    """Returns what a process has done so far.
+
+    Raises:
+        OSError: There is no such process.
+    """
+    stat = _stat(pid)
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except PermissionError:
+        lines = []  # it has become another user's
+    io = sum(int(number) for name, number in map(str.split, lines) if name in ("rchar:", "wchar:"))
+    return Usage(stat[0], (int(stat[11]) + int(stat[12])) / _TICKS, io)
+
+
+def runs(pid: int) -> int:
+    """Returns how often a process's main thread has got to run; -1 where the kernel does not count it."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[2])
+    except OSError:
+        return -1
+
+
+def usages(pids: Iterable[int]) -> dict[int, Usage]:
+    """Returns what those of the processes have done that are there."""
+    found = {}
+    for pid in pids:
+        try:
+            found[pid] = usage(pid)
+        except OSError:
+            pass  # ended since
+    return found
+
+
+def children() -> dict[int, list[int]]:
+    """Returns the children of every process that has any."""
+    found: dict[int, list[int]] = {}
     for pid, parent, letter in _processes():
         if letter != "Z":
-            children.setdefault(parent, []).append(pid)
+            found.setdefault(parent, []).append(pid)
+    return found
+
+
+def descendants(root: int, tree: dict[int, list[int]] | None = None) -> list[int]:
+    """Returns the pids of all processes below `root`, parents before children.
+
+    Args:
+        root: The process.
+        tree: What `children` has returned, to look at many processes at once; None for a fresh one.
+    """
+    tree = children() if tree is None else tree
     found, queue = [], [root]
     while queue:
-        below = children.get(queue.pop(), [])
+        below = tree.get(queue.pop(), [])
         found += below
         queue += below
     return found

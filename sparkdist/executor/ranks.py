@@ -53,10 +53,14 @@ class Rank:
     Attributes:
         rank: Its number in the gang.
         pid: Its process; 0 until it has one.
+        entered: Whether it has entered the user's code.
         left: What it said on leaving the user's code, or None.
         exit_code: Its exit code, negative for a signal; None while it lives or if nobody knows it.
         alive: Whether its process has not been seen to end.
         failed_at: When it was first seen to have failed by itself (time.monotonic()), or 0.
+        heard: Whether it printed something since the last look at it.
+        silent: Whether it has not done anything for `stall_timeout`.
+        runs: How often its main thread had run when it fell asleep; -1 if it has not slept for long.
         stacks_seen: Size of its printed stacks at the last look.
     """
 
@@ -66,10 +70,14 @@ class Rank:
         self.pidfd = -1
         self.pipes = Pipes()
         self.frames = events.Listener()
+        self.entered = False
         self.left: wire.Header | None = None
         self.exit_code: int | None = None
         self.alive = True
         self.failed_at = 0.0
+        self.heard = False
+        self.silent = False
+        self.runs = -1
         self.stacks_seen = -1
 
     def fork(self, body: Callable[[], None]) -> None:
@@ -113,12 +121,12 @@ class Rank:
     def take_event(self, header: wire.Header) -> None:
         """Notes what the rank said of itself."""
         if header["kind"] == "entered":
-            return
-        if header["kind"] != "started":
+            self.entered = True
+        elif header["kind"] != "started":
             self.left = header
         elif self.pid != header["pid"]:  # a launcher of the framework's own has started it, or again
             self.follow(header["pid"])
-            self.left, self.failed_at = None, 0.0
+            self.entered, self.left, self.failed_at = False, None, 0.0
 
     def fail(self, now: float) -> None:
         """Notes that the rank has failed by itself; what comes later no longer counts."""
@@ -159,6 +167,8 @@ class Rank:
         if self.pidfd >= 0 and self.alive:
             try:
                 signal.pidfd_send_signal(self.pidfd, number)
+                if number == signal.SIGTERM:
+                    signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)  # a stopped one would not hear it
             except ProcessLookupError:
                 pass
 
@@ -169,6 +179,10 @@ class Rank:
     def read_outcome(self) -> bytes:
         """Returns what the rank left as its outcome."""
         return os.pread(self.pipes.outcome, self.outcome_size(), 0)
+
+    def is_fast_asleep(self) -> bool:
+        """Says whether it is silent and its main thread has not run at all for long."""
+        return self.silent and self.runs >= 0 and self.runs == process.runs(self.pid)
 
     def stacks_size(self) -> int:
         """Returns the size in bytes of the stacks printed so far."""

@@ -48,8 +48,9 @@ def _row(rank: Rank, staff: Staff, tail: list[str], epoch: float) -> wire.Header
     row |= {"rank": rank.rank, "node": staff.node.index, "host": socket.gethostname()}
     if row["kind"] == "stopped" and staff.launcher:
         row["message"] = f"{staff.order.launcher} {staff.launcher.end}"
-    elif row["kind"] not in (*RETURNED, "stopped"):
+    if rank.silent or row["kind"] not in (*RETURNED, "stopped"):
         row["log_tail"] = tail
+    if row["kind"] not in (*RETURNED, "stopped"):
         row["own_error"] = wire.cut(staff.own_error(rank))
         row["failed_at"] = row.get("at", epoch + rank.failed_at)
         row["speechless"] = not rank.complained and not staff.framework.whole_node

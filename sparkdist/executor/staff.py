@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import sys
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -23,6 +24,7 @@ from sparkdist.executor.unpack import unpack
 from sparkdist.frameworks import Place, resolve
 from sparkdist.rank_context import RankContext
 
+_STACK_TIME = 1.0  # s that ranks get to print their stacks
 _SOCKETS = "sockets"  # a link in a run's folder
 
 
@@ -59,6 +61,11 @@ class Staff:
         message: What the task says of itself: environ, sys_path, cwd, root (the folder that holds
             this package).
         folder: Where this run's files go; made here, and removed when the run has ended.
+
+    Attributes:
+        is_asking: Whether ranks are just asked for their stacks.
+        asleep: Those of them that slept until they were asked.
+        asked_until: How long they may take to print them (time.monotonic()).
     """
 
     def __init__(self, order: Order, node: Node, message: dict[str, Any], folder: Path) -> None:
@@ -68,6 +75,10 @@ class Staff:
         self.ranks = [Rank(node.first_rank + local) for local in range(node.size)]
         self.launcher: NodeLauncher | None = None
         self.started = False
+        self.is_asking = False
+        self.asleep: list[int] = []
+        self._asked: list[Rank] = []
+        self.asked_until = 0.0
         self.root: str = message["root"]
         self.function = b""
         self.library_fds: set[int] = set()
@@ -205,6 +216,7 @@ class Staff:
             "logs_json": self.order.logs_json,
             "faults": faults,
             "sockets": self._sockets,
+            "waits": [self.order.framework, self.order.launcher] if self.order.stall_timeout else None,
         }
 
     def _path(self) -> list[str]:
@@ -237,20 +249,29 @@ class Staff:
 
     def ask_stacks(self) -> None:
         """Asks every living rank to print its stack, first forgetting what was printed before."""
-        for rank in self.living():
+        self.is_asking, self.asked_until = True, time.monotonic() + _STACK_TIME
+        self._asked, self.asleep = self.living(), []
+        for rank in self._asked:
+            if rank.is_fast_asleep():
+                self.asleep.append(rank.rank)
             os.truncate(rank.pipes.stacks, 0)
             os.lseek(rank.pipes.stacks, 0, os.SEEK_SET)
             rank.stacks_seen = -1
             rank.signal(STACK_SIGNAL)
 
     def stacks_printed(self) -> bool:
-        """Says whether every living rank has printed, and printed nothing new since the last call."""
+        """Says whether every rank that was asked has ended or printed, and nothing since the last call."""
         done = True
-        for rank in self.living():
+        for rank in self._asked:
             size = rank.stacks_size()
-            done = done and size > 0 and size == rank.stacks_seen
+            done = done and size == rank.stacks_seen and (size > 0 or not rank.alive)
             rank.stacks_seen = size
         return done
+
+    def take_stacks(self) -> dict[int, str]:
+        """Returns what ranks have printed since they were asked, or what /proc says of them."""
+        self.is_asking = False
+        return {rank.rank: rank.read_stacks() for rank in self._asked if rank.alive or rank.stacks_size()}
 
     def blame_the_dying(self, now: float) -> None:
         """Notes ranks whose process is just ending as failed; their peers notice before we do."""

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, NoReturn, TextIO
 from sparkdist import rank_context, testing, values, wire
 from sparkdist.executor import events, records
 from sparkdist.executor.ranks import STACK_SIGNAL
-from sparkdist.frameworks import Framework
+from sparkdist.frameworks import Framework, resolve
 
 _LEAVE_TIME = 5.0  # s that a function's rank gets, its value written, for threads and exit handlers
 
@@ -67,6 +67,8 @@ def run(ends: Ends, orders: dict[str, Any], function: bytes) -> NoReturn:
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
     # All of them: a JVM starts Python with some blocked.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if orders["waits"]:
+        resolve(*orders["waits"]).show_waits()
     say = partial(events.tell, ends.events)
     rank_context.enter(rank_context.RankContext(**orders["context"]), say)
     if orders["sockets"]:

@@ -61,6 +61,8 @@ class Framework:
         start_env: Globs of variables that are read when Python starts or the framework is
             imported; runs that differ in them do not share a forkserver.
         reserved_env: Names that the plug-in computes and a user may not set.
+        waits: What the frames of a stack look like that wait for other ranks or for the store, as a
+            regular expression for "FILE FUNCTION"; "" for none.
         has_store: Whether `serve` is wanted beside rank 0.
         whole_node: Whether `run_node` starts the ranks of a node instead of the agent.
     """
@@ -71,6 +73,7 @@ class Framework:
     preload_idle: tuple[str, ...] = ()
     start_env: tuple[str, ...] = ("PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTHONDEVMODE")
     reserved_env: frozenset[str] = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"})
+    waits: str = ""
     has_store: bool = False
     whole_node: bool = False
 
@@ -104,6 +107,9 @@ class Framework:
 
     def after_fork(self, environ: Mapping[str, str]) -> None:
         """Puts right in a rank what a fork copied from the forkserver, before the user's code."""
+
+    def show_waits(self) -> None:
+        """Gives calls that wait in C alone a frame in the stack; called in a rank, before the user's code."""
 
     def own_error(self, error_file: str) -> str:
         """Returns what a rank left in its error file by the framework's own means, or ""."""

@@ -49,6 +49,16 @@ class Torch(Framework):
     preload_idle = ("torch._dynamo", "torch.distributed.fsdp")  # making a DDP model imports the first: 1 s
     start_env = (*Framework.start_env, "TORCH_*", "PYTORCH_*")
     reserved_env = TORCHRUN_ENV
+    # Not all of torch.distributed: it calls the user's code, and writes files. A rank that is silent in
+    # backward() waits for the gradients' all-reduce; one that synchronizes with its device for a collective.
+    waits = (
+        r"/torch/(?:distributed/(?:distributed_c10d|rendezvous|utils|_functional_collectives|device_mesh"
+        r"|nn/functional|rpc/\w+|elastic/utils/store)\.py "
+        r"|nn/parallel/distributed\.py (?!forward$|_run_ddp_forward$|_call_impl$)"
+        r"|autograd/graph\.py _engine_run_backward$|autograd/__init__\.py backward$|_tensor\.py backward$"
+        r"|futures/__init__\.py wait|cuda/(?:streams|__init__)\.py synchronize$)"
+        r"|/sparkdist/frameworks/torch\.py (?:wait|get|queue_pop|barrier)$"
+    )
     has_store = True
 
     def serve(self, listener: socket.socket) -> None:
@@ -102,6 +112,19 @@ class Torch(Framework):
             sys.modules["numpy"].random.seed()
         _outlive_destroyed_groups()
 
+    def show_waits(self) -> None:
+        """Puts Python around what is not and ranks call themselves: `work.wait()`, `store.get(key)`."""
+        import torch.distributed
+
+        if not torch.distributed.is_available():  # a build without it
+            return
+        from torch._C import _distributed_c10d as c10d
+
+        for kind, names in ((c10d.Work, ("wait",)), (c10d.Store, ("wait", "get", "queue_pop", "barrier"))):
+            for name in names:
+                if hasattr(kind, name):  # the last two are younger than the oldest torch that we support
+                    setattr(kind, name, _with_a_frame(getattr(kind, name)))
+
     def own_error(self, error_file: str) -> str:
         """Returns the message of torch.distributed.elastic's `@record`, or ""."""
         try:
@@ -109,6 +132,16 @@ class Torch(Framework):
             return str(message["message"] if isinstance(message, dict) else message)
         except (OSError, ValueError, KeyError, TypeError):
             return ""
+
+
+def _with_a_frame(method: Any) -> Any:
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return method(self, *args, **kwargs)
+
+    # The name shows in stacks. And by it and by `self` pybind11 sees that such a call of a subclass's is no
+    # overridden method, to be called from C++ instead of itself.
+    call.__code__ = call.__code__.replace(co_name=method.__name__)
+    return wraps(method)(call)
 
 
 def _outlive_destroyed_groups() -> None:

@@ -130,6 +130,16 @@ def test_a_rank_that_does_not_enter_the_function(way: Way):
     assert "in block_rank_1" in caught.value.stacks[1]
 
 
+def test_a_stopped_rank_beside_a_collective(way: Way):
+    error = way.failure(programs.beside_a_collective, way.moment, programs.stop_itself, stall_timeout=1)
+    assert time.time() - os.stat(way.moment).st_mtime < 1 + PROMPT
+    assert error.failures.keys() == {1}
+    assert error.root.kind == "stalled"
+    assert "is stopped" in error.root.message
+    assert error.stacks.keys() == set(range(way.ranks))
+    assert "in barrier" in error.stacks[0]
+
+
 # --- results ------------------------------------------------------------------------------------
 
 

@@ -61,6 +61,12 @@ def where(pytestconfig: pytest.Config) -> str:
 
 
 @pytest.fixture
+def on_driver(request: pytest.FixtureRequest) -> Iterator[Way]:
+    """The fast launcher on the driver: for what the place makes no difference to."""
+    yield from _way(request, "fast-local")
+
+
+@pytest.fixture
 def torchrun(request: pytest.FixtureRequest) -> Iterator[Way]:
     """torchrun on the driver: for what is torchrun's and takes long."""
     yield from _way(request, "torchrun-local")

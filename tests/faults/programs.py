@@ -315,6 +315,154 @@ def announce_and_return(folder: Path, go: Path) -> int:
     return rank()
 
 
+class StopsRank1:
+    """Stops rank 1 when it is unpickled, so before the function is entered."""
+
+    def __reduce__(self) -> Any:
+        return stop_rank_1, ()
+
+
+def stop_rank_1() -> None:
+    if rank() == 1:
+        stop_itself()
+
+
+# --- stalls -------------------------------------------------------------------------------------
+
+
+def say_and_stop(text: str) -> NoReturn:
+    print(text)
+    stop_itself()
+
+
+def lock_itself_out() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def sleep_in_c() -> NoReturn:
+    """Sleeps and holds the GIL: no other Python code can run in this process."""
+    while True:  # a signal ends it
+        ctypes.PyDLL(None).sleep(3600)
+
+
+def sleep_in_the_kernel(fifo: Path) -> None:
+    """Sleeps such that no signal but SIGKILL is heard: until a child has opened a pipe without a writer."""
+    os.mkfifo(fifo)
+    action = (os.POSIX_SPAWN_OPEN, 0, str(fifo), os.O_RDONLY, 0)
+    os.posix_spawn("/bin/true", ["true"], {}, file_actions=[action])
+
+
+def enter_different_collectives() -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if rank() == 0:
+        dist.barrier()
+    else:
+        dist.all_reduce(torch.ones(1))
+
+
+def wait_for_a_key_and_a_tensor() -> None:
+    """Waits in C alone: torch has no Python function around these."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if rank() == 0:
+        dist.distributed_c10d._get_default_store().get("never")
+    else:
+        dist.irecv(torch.ones(1), 0).wait()  # type: ignore[union-attr]
+
+
+def reduce_gradients_without_rank_1() -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    model: Any = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    loss = model(torch.ones(1)).sum()
+    if rank() == 1:
+        sleep_for_ever()
+    loss.backward()
+
+
+def wait_for_a_key_but_for_rank_1() -> int:
+    import torch.distributed as dist
+
+    if rank() == 1:
+        return 1
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store.wait(["never"])
+    return 0
+
+
+def compute_while_others_wait(seconds: float) -> int:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if rank() == 1:
+        spin_for(seconds)
+    dist.barrier()
+    return rank()
+
+
+def spin_for(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def compute_but_for_rank_1(seconds: float) -> int:
+    if rank() != 1:
+        spin_for(seconds)
+    return rank()
+
+
+def do_little(seconds: float) -> int:
+    """Takes hardly any time of the CPU: prints, reads a file, waits for a busy DataLoader."""
+    end = time.monotonic() + seconds
+    little = (print_one_line, read_a_little, load_slowly)[rank()]
+    while time.monotonic() < end:
+        little()
+    return rank()
+
+
+def print_one_line() -> None:
+    time.sleep(0.2)
+    print("still here")
+
+
+def read_a_little() -> None:
+    time.sleep(0.2)
+    Path("/etc/hostname").read_bytes()
+
+
+def load_slowly() -> None:
+    import torch
+
+    data: Any = SlowItems(3.0)
+    list(torch.utils.data.DataLoader(data, num_workers=1))
+
+
+class SlowItems:
+    """One item that takes long to make."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        spin_for(self._seconds)
+        return index
+
+
 # --- leftovers ----------------------------------------------------------------------------------
 
 
