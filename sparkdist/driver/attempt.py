@@ -22,6 +22,7 @@ from sparkdist.errors import PreflightError, TrainingTimeout
 from sparkdist.executor.last_words import rows_in
 from sparkdist.executor.leader import Row
 from sparkdist.executor.order import Order
+from sparkdist.executor.shortage import shortage
 from sparkdist.settings import Settings
 
 _STACKS_TIME = 3.0  # s that agents get to send stacks
@@ -111,7 +112,8 @@ def _listen(
     try:
         return ControlChannel(*endpoint, board, console.write, records, order.ports)
     except OSError as error:
-        raise PreflightError(f"the driver cannot listen for its executors: {error.strerror}") from error
+        reason = shortage(error) or error.strerror
+        raise PreflightError(f"the driver cannot listen for its executors: {reason}") from error
 
 
 def _record_file(settings: Settings, order: Order, stack: ExitStack) -> RecordWriter | None:
@@ -138,7 +140,10 @@ class _Watch:
 
     def start(self) -> None:
         """Starts the gang in a thread of its own: Ctrl-C reaches the one that waits."""
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # there may be no more threads
+            self._board.rows.set_exception(error)
 
     def _run(self) -> None:
         try:

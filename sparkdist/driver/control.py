@@ -68,7 +68,11 @@ class ControlChannel:
         self._closed = threading.Event()
         self._listener = wire.bind(bind, ports)
         self.address = (advertise, int(self._listener.getsockname()[1]))
-        self._acceptor = self._start(self._accept)
+        try:
+            self._acceptor = self._start(self._accept)
+        except RuntimeError:  # there may be no more threads
+            self._listener.close()
+            raise
 
     def __enter__(self) -> ControlChannel:
         return self
@@ -126,8 +130,8 @@ class ControlChannel:
 
     def _start(self, target: Callable[..., None], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, name="sparkdist-control", daemon=True)
-        self._threads = [other for other in self._threads if other.is_alive()] + [thread]
         thread.start()
+        self._threads = [other for other in self._threads if other.is_alive()] + [thread]
         return thread
 
     def _accept(self) -> None:
@@ -141,7 +145,11 @@ class ControlChannel:
             self._make_room()
             with self._lock:
                 self._strangers[conn] = time.monotonic()
-            self._start(self._serve, conn)
+            try:
+                self._start(self._serve, conn)
+            except RuntimeError:  # no more threads: the run goes on without this one
+                self._dismiss(conn)
+                conn.close()
 
     def _make_room(self) -> None:
         """Waits until one more stranger may come; the oldest is sent away if it has had its time."""
@@ -155,6 +163,11 @@ class ControlChannel:
                     _shut(oldest)
             self._room.acquire()
 
+    def _dismiss(self, stranger: socket.socket) -> None:
+        with self._lock:
+            del self._strangers[stranger]
+        self._room.release()
+
     def _serve(self, conn: socket.socket) -> None:
         took_leave = False
         with conn:
@@ -164,9 +177,7 @@ class ControlChannel:
                     conn.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIME)
                     wire.prove_as_server(conn, self.token)
                 finally:
-                    with self._lock:
-                        del self._strangers[conn]
-                    self._room.release()
+                    self._dismiss(conn)
                 with self._lock:
                     self._agents.append(conn)
                     for header in self._last_words:
@@ -174,7 +185,7 @@ class ControlChannel:
                 while frame := wire.receive(conn, _MAX_OUTCOME):
                     self._take(*frame)
                     took_leave = frame[0]["kind"] == "bye"
-            except (OSError, ValueError):
+            except (OSError, ValueError, RuntimeError):
                 pass  # a stranger, or an agent that is gone; what became of its ranks comes as rows
             finally:
                 with self._lock:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from sparkdist import values, wire
@@ -11,6 +13,7 @@ from sparkdist.driver.board import Board
 from sparkdist.errors import Failure, PreflightError, ResultError, TrainingFailed
 from sparkdist.executor.leader import FAILED, Row
 from sparkdist.executor.order import NodeError, Order
+from sparkdist.executor.shortage import is_of_disk, shortage, unusable
 from sparkdist.results import RankResult
 
 _REASON_LINES = 20
@@ -42,6 +45,8 @@ def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
         found = _MISMATCH.search(message_of(error))
         if found:
             raise PreflightError(_other_python(f"{found[1]}.{found[2]}", found[3])) from None
+        if text := _of_driver(error):
+            raise PreflightError(f"the driver could not have the gang started: {text}") from error
         raise _lost(order, f"the gang was lost: {_reason(error)}") from error
     for header, _ in rows:
         if header["kind"] == "error":
@@ -58,6 +63,14 @@ def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
         reasons = [header["message"] for header in stopped if "message" in header]
         raise _lost(order, (reasons or ["the ranks were stopped from outside"])[0])
     return tuple(_result(header, blob, board) for header, blob in ranks)
+
+
+def _of_driver(error: Exception) -> str:
+    """Says what this process, or its disk, has too little of, where that is what an error means."""
+    if isinstance(error, OSError) and is_of_disk(error):
+        folder = Path(error.filename).parent if error.filename else tempfile.tempdir
+        return unusable(folder, error, "TMPDIR; spark.local.dir, with a new session")
+    return shortage(error)
 
 
 def _lost(order: Order, message: str) -> TrainingFailed:

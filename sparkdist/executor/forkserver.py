@@ -12,22 +12,24 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any, NoReturn
 
 from sparkdist import wire
 from sparkdist.executor import checks, process
 from sparkdist.executor.agent import run_agent
+from sparkdist.executor.shortage import shortage, unusable
 from sparkdist.executor.warm import HOME, LIFELINE, START, locked
 
 _WATCH_INTERVAL = 1.0  # s between looks at whether the folder is still there
 _IMPORT_WHEN_IDLE = 2.0  # s without a run after which what no start waited for is imported
+_PATIENCE = 0.1  # s before it is seen again whether a descriptor is free
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
@@ -35,9 +37,12 @@ def main() -> NoReturn:
     """What a forkserver's process does, from its arguments on the command line."""
     arguments = json.loads(sys.argv[2])
     process.become_subreaper()
-    with _guarded(arguments):
-        sys.path += arguments["path"]
-        problem = _prepare(arguments)
+    try:
+        with _guarded(arguments):
+            sys.path += arguments["path"]
+            problem = _prepare(arguments)
+    except OSError as error:
+        problem = _reason(error)
     if not problem and arguments["preload"] and not _safe_to_fork():
         # Without the versions, too: they have been compared.
         _start_over(arguments | {"preload": [], "preload_idle": [], "versions": {}})
@@ -129,6 +134,19 @@ def _open_fds() -> set[int]:
     return {fd for fd in listed if os.path.lexists(f"/proc/self/fd/{fd}")}  # not the listing's own
 
 
+def _reason(error: OSError) -> str:
+    return shortage(error) or f"the forkserver on {socket.gethostname()} failed: {error}"
+
+
+def _refuse(conn: socket.socket, problem: str) -> bool:
+    """Answers why there will be no agent; says whether somebody waited for an answer."""
+    try:
+        wire.send(conn, {"kind": "error", "message": problem})
+    except OSError:
+        return False
+    return True
+
+
 class _Server:
     """Accepts connections, forks an agent for each, and buries what agents leave behind."""
 
@@ -136,8 +154,8 @@ class _Server:
         self._arguments = arguments
         self._sock = socket.socket(fileno=arguments["fd"])
         self._folder = Path(arguments["folder"]) if arguments["folder"] else None
-        self._runs = self._folder or Path(mkdtemp(prefix="sparkdist-"))  # where each run has a folder
         self._problem = problem
+        self._runs = self._folder or self._make_folder()  # where each run has one
         self._library_fds = library_fds  # opened by imports; ranks keep them
         self._agents: dict[int, int] = {}  # pidfd -> pid
         self._idle_since = time.monotonic()
@@ -146,6 +164,14 @@ class _Server:
         if self._folder:
             self._sock.setblocking(False)
             self._poll.register(self._sock, select.POLLIN)
+
+    def _make_folder(self) -> Path:
+        try:
+            return Path(tempfile.mkdtemp(prefix="sparkdist-"))
+        except OSError as error:
+            folder = tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")
+            self._problem = self._problem or unusable(folder, error, "TMPDIR")
+            return Path(folder, "sparkdist-missing")
 
     def _watch_parent(self, pid: int, started: int) -> int:
         try:
@@ -189,13 +215,18 @@ class _Server:
     def _is_wanted(self, folder: Path) -> bool:
         try:
             return all(entry.exists() for entry in folder.iterdir() if entry.name.startswith(LIFELINE))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False  # the folder itself is gone
+        except OSError:
+            return True  # nobody can tell
 
     def _accept(self) -> None:
         try:
             conn, _ = self._sock.accept()
         except BlockingIOError:
+            return
+        except OSError:
+            time.sleep(_PATIENCE)  # no descriptor is left for it before another run has ended
             return
         conn.setblocking(True)
         if process.user_of(conn) != os.geteuid():
@@ -205,19 +236,25 @@ class _Server:
 
     def _fork_agent(self, conn: socket.socket) -> None:
         if self._problem:
-            try:
-                wire.send(conn, {"kind": "error", "message": self._problem})
-            except OSError:
+            if not _refuse(conn, self._problem):
                 conn.close()
                 return  # who only warms up waits for no answer; the next one does
             self._end()  # what is missing may be installed before the next run asks
-        pid = os.fork()
-        if pid == 0:
-            self._become_agent(conn)
+        pid = -1
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become_agent(conn)
+            fd = os.pidfd_open(pid)
+        except OSError as error:
+            if pid > 0:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            _refuse(conn, _reason(error))
+        else:
+            self._agents[fd] = pid
+            self._poll.register(fd, select.POLLIN)
         conn.close()
-        fd = os.pidfd_open(pid)
-        self._agents[fd] = pid
-        self._poll.register(fd, select.POLLIN)
 
     def _become_agent(self, conn: socket.socket) -> NoReturn:
         try:
