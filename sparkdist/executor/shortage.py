@@ -34,6 +34,11 @@ def shortage(error: BaseException) -> str:
             f"there is no memory left on {socket.gethostname()} (RLIMIT_AS is {_soft(resource.RLIMIT_AS)}; "
             "ulimit -v and spark.executor.pyspark.memory set it): raise that limit, or use less"
         )
+    if number == errno.EFBIG:
+        return (
+            f"the limit of a file's size is met on {socket.gethostname()} (RLIMIT_FSIZE is "
+            f"{_soft(resource.RLIMIT_FSIZE)}; ulimit -f sets it), which holds for memory files, too"
+        )
     if number in _DISK:
         where = f" at {error.filename!r}" if isinstance(error, OSError) and error.filename else ""
         return f"{os.strerror(number)} on {socket.gethostname()}{where}: free some, or use another folder"

@@ -108,13 +108,12 @@ def _gpu_environ(order: Order, by_task: list[list[str]]) -> dict[str, str]:
 
 def _site(order: Order, root: str) -> Site:
     path = tuple(os.path.abspath(entry) for entry in sys.path if entry != root)
-    base = Path(root).parent
-    host = order.host or Host(base=str(base), root=root, pid=os.getppid())
+    host = order.host or Host(base=str(Path(root).parent), root=root, pid=os.getppid())
     return Site(
         root=host.root,
         base=Path(host.base),
         parent=host.pid,
-        lifeline=base,
+        lifeline=Path(os.environ.get("SPARK_LOCAL_DIRS", host.base).split(",")[0]),
         sys_path=path,
         cwd=os.getcwd(),
         start_environ=_without_zipped_pyspark(),

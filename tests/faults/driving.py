@@ -88,6 +88,16 @@ def ends_well(local_mode: bool) -> None:
     assert support.wait_until(lambda: not support.run_processes(), 5), support.run_processes()
 
 
+def threads_of_user() -> int:
+    """How many threads this user has: what RLIMIT_NPROC counts."""
+    count = 0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid == os.geteuid():
+                count += len(os.listdir(f"/proc/{pid}/task"))
+    return count
+
+
 def mount(folder: str, megabytes: int = 4) -> None:
     """Mounts a small disk."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "disk", folder], check=True)
@@ -95,6 +105,7 @@ def mount(folder: str, megabytes: int = 4) -> None:
 
 def spoil(folder: str, how: str) -> None:
     """Makes a small disk full, read-only or missing."""
+    assert os.path.ismount(folder)  # no other is to be filled
     if how == "full":
         for size in (1 << 16, 1):
             with contextlib.suppress(OSError), open(f"{folder}/filler-{size}", "wb", buffering=0) as file:
@@ -116,3 +127,4 @@ def mend(folder: str, how: str) -> None:
         subprocess.run(["mount", "-o", "remount,rw", folder], check=True)
     else:
         os.mkdir(folder)
+        mount(folder)
