@@ -24,6 +24,7 @@ class Board:
         returned: When each rank returned from it.
         failed: Ranks in the order in which they failed.
         outcomes: Pickled outcomes that came over the control channel.
+        shortage: Why an outcome that came there could not be kept, or "".
         stacks: Stacks by rank, as far as they came.
         stack_reports: How many nodes have sent theirs.
         rows: The gang's rows, once they are there.
@@ -35,6 +36,7 @@ class Board:
     returned: dict[int, float] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
     outcomes: dict[int, bytearray] = field(default_factory=dict)
+    shortage: str = ""
     stacks: dict[int, str] = field(default_factory=dict)
     stack_reports: int = 0
     rows: Future[list[Row]] = field(default_factory=Future)

@@ -16,6 +16,7 @@ from typing import Any
 
 from sparkdist import wire
 from sparkdist.driver.board import Board
+from sparkdist.executor.shortage import shortage
 
 _MAX_OUTCOME = 1 << 40  # bytes; what the driver can hold is for its memory to say
 _MAX_STRANGERS = 64  # connections that have not authenticated yet
@@ -185,6 +186,9 @@ class ControlChannel:
                 while frame := wire.receive(conn, _MAX_OUTCOME):
                     self._take(*frame)
                     took_leave = frame[0]["kind"] == "bye"
+            except MemoryError as error:  # for an outcome
+                text = shortage(error)
+                self._board.note(lambda board: setattr(board, "shortage", text))
             except (OSError, ValueError, RuntimeError):
                 pass  # a stranger, or an agent that is gone; what became of its ranks comes as rows
             finally:

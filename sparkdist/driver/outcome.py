@@ -22,6 +22,7 @@ _TOO_LARGE = (
     "be used. Write it to storage and return its path, or set spark.driver.host to an address that executors "
     "reach."
 )
+_NO_MEMORY = "has {{size}} bytes pickled, and the driver cannot take it: {reason}"
 
 # How Spark itself says that a worker's Python is not the driver's, before any of our code runs there.
 _MISMATCH = re.compile(r"PYTHON_VERSION_MISMATCH\D*(\d+)\D{1,2}(\d+)\D+(\d+\.\d+)")
@@ -159,14 +160,16 @@ def _result(header: wire.Header, blob: bytes, board: Board) -> RankResult:
         raise ResultError(rank, type_name, header["message"])
     data = _data(header, blob, board)
     if data is None:
-        raise ResultError(rank, type_name, _TOO_LARGE.format(size=header["size"], limit=wire.ROW_LIMIT))
+        reason = _NO_MEMORY.format(reason=board.shortage) if board.shortage else _TOO_LARGE
+        raise ResultError(rank, type_name, reason.format(size=header["size"], limit=wire.ROW_LIMIT))
     try:
         if isinstance(data, bytearray):  # a large one
             value = values.loads_and_empty(data)
         else:
             value = values.loads(data) if data else None
     except Exception as error:
-        reason = f"does not unpickle on the driver ({type(error).__name__}: {values.safe_text(error)})"
+        text = shortage(error) or f"{type(error).__name__}: {values.safe_text(error)}"
+        reason = f"does not unpickle on the driver ({text})"
         raise ResultError(rank, type_name, reason) from error
     return RankResult(
         rank=rank, value=value, host=header["host"], node=header["node"], seconds=header["seconds"]

@@ -118,7 +118,7 @@ def _import(modules: list[str], remedy: str = "") -> str:
         except BaseException as error:
             return (
                 f"import {module} failed on {socket.gethostname()} in {sys.executable}: "
-                f"{type(error).__name__}: {error}. {remedy}"
+                f"{type(error).__name__}: {error}. {shortage(error) or remedy}"
             )
     return ""
 

@@ -25,11 +25,12 @@ def shortage(error: BaseException) -> str:
         )
     if str(error) == "can't start new thread" or (number == errno.EAGAIN and _was_forking(error)):
         return (
-            f"the limit of processes is reached on {socket.gethostname()} (RLIMIT_NPROC is "
-            f"{_soft(resource.RLIMIT_NPROC)}, and a container has pids.max of its own): raise it where this "
-            "process is started (ulimit -u), or start fewer; threads count, too"
+            f"no more processes or threads can be started on {socket.gethostname()} (RLIMIT_NPROC is "
+            f"{_soft(resource.RLIMIT_NPROC)}, RLIMIT_AS {_soft(resource.RLIMIT_AS)}, and a container has "
+            "pids.max of its own): raise it where this process is started (ulimit -u, -v), or start fewer"
         )
-    if number == errno.ENOMEM or isinstance(error, MemoryError):
+    # What the dynamic linker says of a library is no OSError.
+    if number == errno.ENOMEM or isinstance(error, MemoryError) or "failed to map segment" in str(error):
         return (
             f"there is no memory left on {socket.gethostname()} (RLIMIT_AS is {_soft(resource.RLIMIT_AS)}; "
             "ulimit -v and spark.executor.pyspark.memory set it): raise that limit, or use less"
@@ -72,7 +73,7 @@ def limits() -> str:
     """Names this process's limits, for an end that says nothing."""
     return (
         f"Its limits: {_soft(resource.RLIMIT_NOFILE)} open files (ulimit -n), {_soft(resource.RLIMIT_NPROC)} "
-        f"processes (ulimit -u), {_soft(resource.RLIMIT_AS)} bytes of address space (ulimit -v)."
+        f"processes (ulimit -u), {_soft(resource.RLIMIT_AS)} bytes of address space (RLIMIT_AS, ulimit -v)."
     )
 
 
