@@ -281,7 +281,7 @@ BLOCK = "".join(f"{i:08}".ljust(99, ".") + "\n" for i in range(640)).encode()  #
 
 
 def shout(blocks: int) -> tuple[float, int, int]:
-    """Prints 640 lines so many times; returns the seconds, and its agent's memory before and at its peak (kB)."""
+    """Prints 640 lines so many times; returns the seconds, and its agent's memory before and at most (kB)."""
     agent = Path(f"/proc/{os.getppid()}")
     before, began = _kilobytes(agent, "VmRSS"), time.monotonic()
     (agent / "clear_refs").write_text("5")  # forgets the peak

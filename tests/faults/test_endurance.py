@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
@@ -41,12 +42,17 @@ def in_rank_1(fault, *args):
 
 def used() -> tuple[int, int, int, list[str]]:
     """What this process holds: descriptors, threads, processes of the session, temporary files."""
-    folder = Path(tempfile.gettempdir())
+    homes = Path(tempfile.gettempdir()).glob(f"sparkdist-{os.getpid()}-*")
     return (
         len(os.listdir("/proc/self/fd")),
         threading.active_count(),
         len(support.session_processes()),
-        sorted(str(path.relative_to(folder)) for path in folder.glob("sparkdist-*/**/*")),
+        sorted(
+            os.path.join(top, name)
+            for home in homes
+            for top, *names in os.walk(home)
+            for name in itertools.chain(*names)
+        ),
     )
 
 

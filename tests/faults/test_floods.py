@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -34,13 +34,6 @@ class Reader(io.TextIOBase):
         return len(text)
 
 
-@pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> Reader:
-    made = Reader()
-    monkeypatch.setattr(sys, "stdout", made)
-    return made
-
-
 def own_growth(before: int) -> int:
     """How far above what it was the peak of this process's memory has been since (kB)."""
     return programs.memory()[1] - before
@@ -53,22 +46,24 @@ def remember() -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_gigabyte_of_lines(fast: Way, reader: Reader):
+def test_a_gigabyte_of_lines(fast: Way):
     blocks = (1 << 30) // len(programs.BLOCK) + 1
     fast.launch(programs.rank)
     before = remember()
-    _, (seconds, agents, peak) = fast.launch(programs.shout, blocks, timeout=200).values
+    with redirect_stdout(reader := Reader()):
+        _, (seconds, agents, peak) = fast.launch(programs.shout, blocks, timeout=200).values
     assert own_growth(before) < BOUND
     assert peak - agents < BOUND
     assert seconds < 120  # nobody waits for the reader
     assert reader.lines + reader.dropped == blocks * 640
 
 
-def test_a_line_of_100_megabytes(fast: Way, reader: Reader):
+def test_a_line_of_100_megabytes(fast: Way):
     fast.launch(programs.rank)
     before = remember()
-    agents = min(fast.launch(programs.print_without_end, 0).values)
-    peak = fast.launch(programs.print_without_end, 100).values[1]
+    with redirect_stdout(reader := Reader()):
+        agents = min(fast.launch(programs.print_without_end, 0).values)
+        peak = fast.launch(programs.print_without_end, 100).values[1]
     assert own_growth(before) < BOUND
     assert peak - agents < BOUND
     assert reader.longest == 1 << 16
