@@ -100,7 +100,7 @@ def run_attempt(
             channel.hear_out(_LAST_WORDS_TIME)
         for header, data in watch.rows():
             if header["kind"] == "log":
-                console.write(header["rank"], header["stderr"], data)
+                console.write(header["rank"], header["stderr"], data, header["dropped"])
             elif header["kind"] == "record" and records:
                 records(header["rank"], data)
     return board

@@ -25,7 +25,7 @@ _PATIENCE = 0.1  # s that a stranger has before it makes room for others; an age
 _SEND_TIME = struct.pack("ll", 5, 0)  # s and us that a frozen agent may hold up the others' orders
 _GATHER_AFTER = 5.0  # s that nodes have to connect after the first one
 
-LogWriter = Callable[[int, bool, bytes], None]
+LogWriter = Callable[..., None]
 RecordWriter = Callable[[int, bytes], None]
 
 
@@ -36,7 +36,7 @@ class ControlChannel:
         bind: Address to listen on.
         advertise: Address that agents are told.
         board: Where news is written.
-        write_log: Gets (rank, is_stderr, whole lines).
+        write_log: Gets (rank, is_stderr, whole lines), and how many were dropped before, if any.
         write_records: Gets (rank, what it said through Python's logging, as lines of JSON).
         ports: First and last port it may listen on; None for any.
 
@@ -203,7 +203,8 @@ class ControlChannel:
     def _take(self, header: wire.Header, body: bytearray) -> None:
         kind = header["kind"]
         if kind == "log":
-            self._write_log(header["rank"], header["stderr"], bytes(body))
+            dropped = [header["dropped"]] if header.get("dropped") else []
+            self._write_log(header["rank"], header["stderr"], bytes(body), *dropped)
         elif kind == "record":
             if self._write_records:
                 self._write_records(header["rank"], bytes(body))

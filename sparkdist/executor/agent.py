@@ -48,7 +48,7 @@ def run_agent(conn: socket.socket, folder: Path, library_fds: set[int]) -> None:
         parcel = wire.receive(conn, max_body=_PARCEL_LIMIT)
         if told is None or function is None or parcel is None:
             return
-        take_limits(told[0]["limits"])  # not those that the server happens to have been started with
+        take_limits(told[0].get("limits", {}))  # not those that the server happens to have been started with
         agent = Agent(conn, told[0], folder)
         agent.staff.prepare(bytes(function[1]), bytes(parcel[1]), library_fds)
         try:
