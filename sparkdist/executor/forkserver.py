@@ -29,7 +29,6 @@ from sparkdist.executor.warm import HOME, LIFELINE, START, locked
 
 _WATCH_INTERVAL = 1.0  # s between looks at whether the folder is still there
 _IMPORT_WHEN_IDLE = 2.0  # s without a run after which what no start waited for is imported
-_PATIENCE = 0.1  # s before it is seen again whether a descriptor is free
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
@@ -169,9 +168,8 @@ class _Server:
         try:
             return Path(tempfile.mkdtemp(prefix="sparkdist-"))
         except OSError as error:
-            folder = tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")
-            self._problem = self._problem or unusable(folder, error, "TMPDIR")
-            return Path(folder, "sparkdist-missing")
+            self._problem = self._problem or unusable(os.environ.get("TMPDIR", "/tmp"), error, "TMPDIR")
+            return Path("/nonexistent")  # it ends with its answer
 
     def _watch_parent(self, pid: int, started: int) -> int:
         try:
@@ -226,7 +224,7 @@ class _Server:
         except BlockingIOError:
             return
         except OSError:
-            time.sleep(_PATIENCE)  # no descriptor is left for it before another run has ended
+            time.sleep(_WATCH_INTERVAL)  # no descriptor is left for it before another run has ended
             return
         conn.setblocking(True)
         if process.user_of(conn) != os.geteuid():
