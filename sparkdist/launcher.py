@@ -29,8 +29,9 @@ from sparkdist.driver.modules import Finder, imports_at_once
 from sparkdist.driver.parcel import Parcel, check_script, for_function, for_script
 from sparkdist.driver.restarts import Attempts
 from sparkdist.driver.slots import Slots
-from sparkdist.errors import ConfigurationError
+from sparkdist.errors import ConfigurationError, PreflightError, SparkdistError
 from sparkdist.executor.order import Order
+from sparkdist.executor.shortage import shortage
 from sparkdist.results import Results, Timings
 from sparkdist.settings import Settings, SettingsArgs
 from sparkdist.validation import integer, optional_bool
@@ -103,7 +104,14 @@ class Launcher:
     def launch(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Results:
         """Runs `entry` on every rank and returns every rank's result; see `run`."""
         with keyboard_interrupts():
-            return self._launch(entry, args, kwargs)
+            try:
+                return self._launch(entry, args, kwargs)
+            except SparkdistError:
+                raise
+            except (OSError, RuntimeError, MemoryError) as error:
+                if text := shortage(error):
+                    raise PreflightError(f"the driver could not start the run: {text}") from error
+                raise
 
     def _launch(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Results:
         began = time.monotonic()

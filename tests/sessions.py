@@ -53,7 +53,6 @@ def stop(session: SparkSession) -> None:
     assert support.wait_until(lambda: not outliving(), _END_TIME), support.describe(outliving())
     # Those of local_mode go when this process does, and that is when their folder goes.
     shutil.rmtree(own_folder(os.getpid()))
-    own_folder.cache_clear()
     assert support.wait_until(lambda: not support.marked(), _END_TIME), support.describe(support.marked())
 
 

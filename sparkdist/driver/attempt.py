@@ -19,6 +19,7 @@ from sparkdist.driver.status import Status, phase_of
 from sparkdist.driver.watch import Gang, Watch
 from sparkdist.errors import PreflightError
 from sparkdist.executor.order import Order
+from sparkdist.executor.shortage import shortage
 from sparkdist.settings import Settings
 
 _INTERRUPT_GRACE = 2.0  # s between SIGTERM and SIGKILL after Ctrl-C
@@ -94,7 +95,7 @@ def run_attempt(
             channel.hear_out(_LAST_WORDS_TIME)
         for header, data in watch.rows():
             if header["kind"] == "log":
-                console.write(header["rank"], header["stderr"], data)
+                console.write(header["rank"], header["stderr"], data, header["dropped"])
             elif header["kind"] == "report":
                 progress.take(board, header["rank"], data)
             elif header["kind"] == "record" and records:
@@ -107,7 +108,8 @@ def _listen(
     try:
         return ControlChannel(*endpoint, board, console.write, records, order.ports)
     except OSError as error:
-        raise PreflightError(f"the driver cannot listen for its executors: {error.strerror}") from error
+        reason = shortage(error) or error.strerror
+        raise PreflightError(f"the driver cannot listen for its executors: {reason}") from error
 
 
 def _record_file(settings: Settings, order: Order, stack: ExitStack) -> RecordWriter | None:

@@ -47,6 +47,7 @@ class Board:
         reported: When each rank's last report came.
         silent: Ranks that have not done anything for `stall_timeout`.
         outcomes: Pickled outcomes that came over the control channel.
+        shortage: Why an outcome that came there could not be kept, or "".
         stacks: Stacks by rank, as far as they came.
         asleep: Silent ranks of these that slept until they were asked for theirs.
         stack_reports: How many nodes have sent theirs.
@@ -64,6 +65,7 @@ class Board:
     reported: dict[int, float] = field(default_factory=dict)
     silent: dict[int, Silence] = field(default_factory=dict)
     outcomes: dict[int, bytearray] = field(default_factory=dict)
+    shortage: str = ""
     stacks: dict[int, str] = field(default_factory=dict)
     asleep: set[int] = field(default_factory=set)
     stack_reports: int = 0

@@ -24,14 +24,12 @@ def bootstrap(
     """
 
     def run(partition: Iterable[Any]) -> Iterable[Any]:
-        import os
+        import shutil
         import sys
-        import tempfile
 
         for _ in partition:
             pass  # a worker whose task left input unread is not used again
-        base = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-        root = unpack_package(base if os.access(base, os.W_OK) else tempfile.gettempdir(), digest, package)
+        root, own = unpack_here(digest, package)
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] == "sparkdist" and not str(module.__file__).startswith(root):
                 del sys.modules[name]  # another version, from an earlier run or installed here
@@ -42,6 +40,8 @@ def bootstrap(
             return list(run_task(order, function, parcel, root))
         finally:
             sys.path.remove(root)
+            if own:
+                shutil.rmtree(own, ignore_errors=True)
 
     return run
 
@@ -73,11 +73,53 @@ def arrow_bootstrap(
     return run
 
 
+def unpack_here(digest: str, package: bytes) -> tuple[str, str | None]:
+    """Unpacks the package in one of Spark's folders on an executor.
+
+    Returns:
+        The folder that holds it, and one that is to be removed at the end of the task: where none
+        of Spark's can be used.
+
+    Raises:
+        OSError: There is no folder for it; the driver reads the reason in its text.
+    """
+    import base64
+    import json
+    import os
+    import shutil
+    import socket
+    import tempfile
+    import zlib
+
+    problems = []
+    for base in filter(None, os.environ.get("SPARK_LOCAL_DIRS", "").split(",")):
+        try:
+            return unpack_package(base, digest, package), None
+        except OSError as error:
+            problems.append(f"{base}: {error.strerror or error}")
+    own = None
+    try:
+        own = tempfile.mkdtemp(prefix="sparkdist-")
+        return unpack_package(own, digest, package), own
+    except OSError as error:
+        if own:
+            shutil.rmtree(own, ignore_errors=True)
+        problems.append(f"{own or tempfile.tempdir or 'TMPDIR'}: {error.strerror or error}")
+    message = (
+        f"no folder on {socket.gethostname()} can hold the files of a run ({'; '.join(problems)}). See that "
+        "one is there, has room and can be written to, or name another with spark.local.dir, or TMPDIR."
+    )
+    row = json.dumps([({"kind": "error", "message": message}, "")]).encode()
+    text = base64.b64encode(zlib.compress(row)).decode()  # as executor/last_words.py has it
+    raise OSError(f"sparkdist({text})")
+
+
 def unpack_package(base: str, digest: str, package: bytes) -> str:
     """Unpacks the package below `base`, once, however many tasks come; returns the folder that holds it.
 
     Raises:
         PermissionError: The folder is there and is another user's.
+        OSError: It cannot be made.
     """
     import io
     import os
@@ -88,11 +130,13 @@ def unpack_package(base: str, digest: str, package: bytes) -> str:
     root = os.path.join(base, f"sparkdist-{os.geteuid()}-{digest}")
     if not os.path.isdir(root):
         fresh = tempfile.mkdtemp(dir=base)
-        zipfile.ZipFile(io.BytesIO(package)).extractall(fresh)
         try:
+            zipfile.ZipFile(io.BytesIO(package)).extractall(fresh)
             os.rename(fresh, root)
-        except OSError:  # another task was first
+        except OSError:
             shutil.rmtree(fresh)
+            if not os.path.isdir(root):  # else another task was first
+                raise
     if os.stat(root).st_uid != os.geteuid():
         raise PermissionError(f"{root} belongs to another user")
     return root

@@ -89,7 +89,7 @@ class ConnectJob:
             self._thread.start()
             self._watch()
             table = self._done.result()
-        except (PreflightError, ConnectionError):
+        except (PreflightError, OSError):
             raise
         except Exception as error:
             if self._session.is_stopped or _STOPPED.search(str(error)):  # type: ignore[attr-defined]

@@ -56,10 +56,17 @@ class Console:
             self._outlet.given_up = True
             self._thread.join(_LEAVE)
 
-    def write(self, rank: int, is_stderr: bool, data: bytes) -> None:
-        """Has whole lines of one rank printed: its stdout to stdout, its stderr to stderr."""
+    def write(self, rank: int, is_stderr: bool, data: bytes, dropped: int = 0) -> None:
+        """Has whole lines of one rank printed: its stdout to stdout, its stderr to stderr.
+
+        Args:
+            rank: The rank.
+            is_stderr: Where they come from.
+            data: The lines.
+            dropped: How many its agent dropped before them.
+        """
         with self._news:
-            self._backlog.add(rank, is_stderr, data)
+            self._backlog.add(rank, is_stderr, data, dropped)
             self._news.notify()
 
     def say(self, text: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from sparkdist import wire
 from sparkdist.driver import progress
 from sparkdist.driver.board import Board, Silence
+from sparkdist.executor.shortage import shortage
 
 _MAX_OUTCOME = 1 << 40  # bytes; what the driver can hold is for its memory to say
 _MAX_STRANGERS = 64  # connections that have not authenticated yet
@@ -26,7 +27,7 @@ _SEND_TIME = struct.pack("ll", 5, 0)  # s and us that a frozen agent may hold up
 _STACKS_TIME = 3.0  # s that agents get to send stacks
 _GATHER_AFTER = 5.0  # s that nodes have to connect after the first one
 
-LogWriter = Callable[[int, bool, bytes], None]
+LogWriter = Callable[..., None]
 RecordWriter = Callable[[int, bytes], None]
 
 
@@ -37,7 +38,7 @@ class ControlChannel:
         bind: Address to listen on.
         advertise: Address that agents are told.
         board: Where news is written.
-        write_log: Gets (rank, is_stderr, whole lines).
+        write_log: Gets (rank, is_stderr, whole lines), and how many were dropped before, if any.
         write_records: Gets (rank, what it said through Python's logging, as lines of JSON).
         ports: First and last port it may listen on; None for any.
 
@@ -70,7 +71,11 @@ class ControlChannel:
         self._closed = threading.Event()
         self._listener = wire.bind(bind, ports)
         self.address = (advertise, int(self._listener.getsockname()[1]))
-        self._acceptor = self._start(self._accept)
+        try:
+            self._acceptor = self._start(self._accept)
+        except RuntimeError:  # there may be no more threads
+            self._listener.close()
+            raise
 
     def __enter__(self) -> ControlChannel:
         return self
@@ -133,8 +138,8 @@ class ControlChannel:
 
     def _start(self, target: Callable[..., None], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, name="sparkdist-control", daemon=True)
-        self._threads = [other for other in self._threads if other.is_alive()] + [thread]
         thread.start()
+        self._threads = [other for other in self._threads if other.is_alive()] + [thread]
         return thread
 
     def _accept(self) -> None:
@@ -148,7 +153,11 @@ class ControlChannel:
             self._make_room()
             with self._lock:
                 self._strangers[conn] = time.monotonic()
-            self._start(self._serve, conn)
+            try:
+                self._start(self._serve, conn)
+            except RuntimeError:  # no more threads: the run goes on without this one
+                self._dismiss(conn)
+                conn.close()
 
     def _make_room(self) -> None:
         """Waits until one more stranger may come; the oldest is sent away if it has had its time."""
@@ -162,6 +171,11 @@ class ControlChannel:
                     _shut(oldest)
             self._room.acquire()
 
+    def _dismiss(self, stranger: socket.socket) -> None:
+        with self._lock:
+            del self._strangers[stranger]
+        self._room.release()
+
     def _serve(self, conn: socket.socket) -> None:
         node, took_leave = -1, False
         with conn:
@@ -171,9 +185,7 @@ class ControlChannel:
                     conn.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIME)
                     wire.prove_as_server(conn, self.token)
                 finally:
-                    with self._lock:
-                        del self._strangers[conn]
-                    self._room.release()
+                    self._dismiss(conn)
                 with self._lock:
                     self._agents.append(conn)
                     for header in self._last_words:
@@ -182,7 +194,10 @@ class ControlChannel:
                     self._take(*frame)
                     node = frame[0].get("node", node)
                     took_leave = frame[0]["kind"] == "bye"
-            except (OSError, ValueError):
+            except MemoryError as error:  # for an outcome
+                text = shortage(error)
+                self._board.note(lambda board: setattr(board, "shortage", text))
+            except (OSError, ValueError, RuntimeError):
                 pass  # a stranger, or an agent that is gone; what became of its ranks comes as rows
             finally:
                 with self._lock:
@@ -197,7 +212,8 @@ class ControlChannel:
     def _take(self, header: wire.Header, body: bytearray) -> None:
         kind = header["kind"]
         if kind == "log":
-            self._write_log(header["rank"], header["stderr"], bytes(body))
+            dropped = [header["dropped"]] if header.get("dropped") else []
+            self._write_log(header["rank"], header["stderr"], bytes(body), *dropped)
         elif kind == "report":
             progress.take(self._board, header.get("rank"), bytes(body))
         elif kind == "record":

@@ -20,6 +20,7 @@ from sparkdist.driver.idle import executors_kill, idle_workers_spared
 from sparkdist.driver.local import IMPORTING, own_folder
 from sparkdist.driver.parcel import package_zip
 from sparkdist.driver.session import Confs, is_local
+from sparkdist.errors import PreflightError
 from sparkdist.executor.leader import Row, Site, warm_up, without_secrets
 from sparkdist.executor.order import Host, Order
 
@@ -111,8 +112,12 @@ class BarrierJob:
             return self._order
         if self._order.packages:
             return self._order  # Spark unpacks an archive anew for the first task that needs it
-        base = own_folder(os.getpid())
-        host = Host(base=str(base), root=unpack_package(str(base), *package_zip()), pid=os.getpid())
+        try:
+            base = own_folder(os.getpid())
+            root = unpack_package(str(base), *package_zip())
+        except (PreflightError, OSError):
+            return self._order  # the driver's temporary folder cannot be used; Spark's may
+        host = Host(base=str(base), root=root, pid=os.getpid())
         order = replace(self._order, host=host)
         warmed = (context.applicationId, order.framework, order.launcher)
         if warmed not in _WARMED:

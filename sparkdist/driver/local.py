@@ -16,8 +16,10 @@ from pathlib import Path
 
 from sparkdist.driver.bootstrap import unpack_package
 from sparkdist.driver.parcel import package_zip
+from sparkdist.errors import PreflightError
 from sparkdist.executor.leader import Row, Site, lead
 from sparkdist.executor.order import Order
+from sparkdist.executor.shortage import unusable
 from sparkdist.executor.topology import Node
 from sparkdist.executor.warm import HOME
 
@@ -118,10 +120,23 @@ def _pyspark() -> tuple[str, ...]:
     )
 
 
-@cache
 def own_folder(pid: int) -> Path:
-    """Returns this process's folder for forkservers; they end when it is gone."""
-    folder = tempfile.mkdtemp(prefix=HOME.format(pid=pid))
+    """Returns this process's folder for forkservers; they end when it is gone.
+
+    Raises:
+        PreflightError: The temporary folder cannot be used.
+    """
+    if not _made_folder(pid).is_dir():
+        _made_folder.cache_clear()  # a cleaner of /tmp was there
+    return _made_folder(pid)
+
+
+@cache
+def _made_folder(pid: int) -> Path:
+    try:
+        folder = tempfile.mkdtemp(prefix=HOME.format(pid=pid))
+    except OSError as error:
+        raise PreflightError(unusable(tempfile.tempdir, error, "TMPDIR, or tempfile.tempdir")) from error
     atexit.register(_remove, folder, pid)
     return Path(folder)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from sparkdist import values, wire
@@ -13,6 +15,7 @@ from sparkdist.driver.board import Board
 from sparkdist.errors import Failure, PreflightError, ResultError, TrainingFailed
 from sparkdist.executor.leader import FAILED, Row
 from sparkdist.executor.order import NodeError, Order
+from sparkdist.executor.shortage import is_of_disk, shortage, unusable
 from sparkdist.results import RankResult
 
 _REASON_LINES = 20
@@ -21,6 +24,7 @@ _TOO_LARGE = (
     "be used. Write it to storage and return its path, or set spark.driver.host to an address that executors "
     "reach."
 )
+_NO_MEMORY = "has {{size}} bytes pickled, and the driver cannot take it: {reason}"
 
 _GANG_FAILED = "Job aborted due to stage failure"  # else Spark, or somebody by Spark, has ended the job
 _EXECUTOR_LOST = re.compile(
@@ -50,6 +54,8 @@ def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
         found = _MISMATCH.search(message_of(error))
         if found:
             raise PreflightError(_other_python(f"{found[1]}.{found[2]}", found[3])) from None
+        if text := _of_driver(error):
+            raise PreflightError(f"the driver could not have the gang started: {text}") from error
         taken = _EXECUTOR_LOST.search(message_of(error))
         reason = (
             f"an executor of the gang was lost: {taken[0]}"
@@ -80,6 +86,14 @@ def is_called_off(board: Board) -> bool:
     """Says whether the gang's job was cancelled, or its session is gone: then nothing may follow it."""
     error = board.rows.exception() if board.rows.done() else None
     return error is not None and _GANG_FAILED not in message_of(error)
+
+
+def _of_driver(error: Exception) -> str:
+    """Says what this process, or its disk, has too little of, where that is what an error means."""
+    if isinstance(error, OSError) and is_of_disk(error):
+        folder = Path(error.filename).parent if error.filename else tempfile.tempdir
+        return unusable(folder, error, "TMPDIR; spark.local.dir, with a new session")
+    return shortage(error)
 
 
 def _lost(order: Order, message: str, preempted: bool = False) -> TrainingFailed:
@@ -191,14 +205,16 @@ def _result(header: wire.Header, blob: bytes, board: Board) -> RankResult:
         raise ResultError(rank, type_name, header["message"])
     data = _data(header, blob, board)
     if data is None:
-        raise ResultError(rank, type_name, _TOO_LARGE.format(size=header["size"], limit=wire.ROW_LIMIT))
+        reason = _NO_MEMORY.format(reason=board.shortage) if board.shortage else _TOO_LARGE
+        raise ResultError(rank, type_name, reason.format(size=header["size"], limit=wire.ROW_LIMIT))
     try:
         if isinstance(data, bytearray):  # a large one
             value = values.loads_and_empty(data)
         else:
             value = values.loads(data) if data else None
     except Exception as error:
-        reason = f"does not unpickle on the driver ({type(error).__name__}: {values.safe_text(error)})"
+        text = shortage(error) or f"{type(error).__name__}: {values.safe_text(error)}"
+        reason = f"does not unpickle on the driver ({text})"
         raise ResultError(rank, type_name, reason) from error
     return RankResult(
         rank=rank, value=value, host=header["host"], node=header["node"], seconds=header["seconds"]

@@ -92,7 +92,10 @@ class Watch:
 
     def start(self) -> None:
         """Starts the gang in a thread of its own: Ctrl-C reaches the one that waits."""
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # there may be no more threads
+            self._board.rows.set_exception(error)
 
     def _run(self) -> None:
         try:

@@ -23,6 +23,7 @@ from sparkdist.executor.logs import LogPump
 from sparkdist.executor.order import NodeError, Order
 from sparkdist.executor.pulse import Pulse
 from sparkdist.executor.ranks import RETURNED, STACK_SIGNAL, Rank
+from sparkdist.executor.shortage import shortage, take_limits
 from sparkdist.executor.staff import Staff, remove_run
 from sparkdist.executor.topology import Node
 
@@ -43,12 +44,13 @@ def run_agent(conn: socket.socket, folder: Path, library_fds: set[int]) -> None:
     signal.signal(STACK_SIGNAL, signal.SIG_IGN)  # so that a rank may be asked before it can answer
     try:
         wire.send(conn, {"kind": "started"})
-        message = wire.receive(conn, max_body=0)
+        told = wire.receive(conn, max_body=0)
         function = wire.receive(conn, max_body=_PARCEL_LIMIT)
         parcel = wire.receive(conn, max_body=_PARCEL_LIMIT)
-        if message is None or function is None or parcel is None:
+        if told is None or function is None or parcel is None:
             return
-        agent = Agent(conn, message[0], folder)
+        take_limits(told[0].get("limits", {}))  # not those that the server happens to have been started with
+        agent = Agent(conn, told[0], folder)
         agent.staff.prepare(bytes(function[1]), bytes(parcel[1]), library_fds)
         try:
             agent.run()
@@ -59,8 +61,9 @@ def run_agent(conn: socket.socket, folder: Path, library_fds: set[int]) -> None:
         pass  # the task is gone
     except NodeError as error:
         wire.send(conn, {"kind": "error", "message": str(error)})
-    except BaseException:
-        wire.send(conn, {"kind": "error", "message": f"the agent failed:\n{traceback.format_exc()}"})
+    except BaseException as error:
+        message = shortage(error) or f"the agent failed:\n{traceback.format_exc()}"
+        wire.send(conn, {"kind": "error", "message": message})
     finally:
         process.end_descendants()
         remove_run(folder)

@@ -45,15 +45,20 @@ class Backlog:
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
-    def add(self, rank: int, is_stderr: bool, data: bytes) -> None:
-        """Adds lines."""
+    def add(self, rank: int, is_stderr: bool, data: bytes, dropped: int = 0) -> None:
+        """Adds lines, before which so many of this stream were dropped elsewhere."""
         last = self._pieces[next(reversed(self._pieces))] if self._pieces else None
-        if last and (last.rank, last.is_stderr) == (rank, is_stderr) and len(last.data) < _PIECE:
+        if (
+            last
+            and not dropped
+            and (last.rank, last.is_stderr) == (rank, is_stderr)
+            and len(last.data) < _PIECE
+        ):
             last.data += data
             self._sizes[rank] += len(data)
         else:
             number = next(self._numbers)
-            self._pieces[number] = Piece(rank, is_stderr, bytearray(data))
+            self._pieces[number] = Piece(rank, is_stderr, bytearray(data), dropped)
             self._of_rank[rank].append(number)
             self._sizes[rank] += len(data) + _OVERHEAD
         self._shorten(rank)
@@ -72,7 +77,7 @@ class Backlog:
             end = piece.data.find(b"\n", excess - 1) + 1 or len(piece.data)
             self._dropped[rank, piece.is_stderr] += piece.data.count(b"\n", 0, end)
             if end == len(piece.data):
-                self._remove(number)
+                self._dropped[rank, piece.is_stderr] += self._remove(number).dropped
             else:
                 del piece.data[:end]
                 self._sizes[rank] -= end
@@ -88,7 +93,7 @@ class Backlog:
         taken: list[Piece] = []
         while self._pieces and size > 0:
             piece = self._remove(next(iter(self._pieces)))
-            piece.dropped = self._dropped.pop((piece.rank, piece.is_stderr), 0)
+            piece.dropped += self._dropped.pop((piece.rank, piece.is_stderr), 0)
             size -= len(piece.data)
             taken.append(piece)
         return taken
@@ -100,7 +105,6 @@ class Backlog:
         self._pieces.move_to_end(number, last=False)
         self._of_rank[piece.rank].appendleft(number)
         self._sizes[piece.rank] += len(piece.data) + _OVERHEAD
-        self._dropped[piece.rank, piece.is_stderr] += piece.dropped
         self._shorten(piece.rank)
 
     def take_dropped(self) -> list[Piece]:
@@ -110,4 +114,5 @@ class Backlog:
 
     def lines(self) -> int:
         """Returns how many lines wait, or were dropped and not told of."""
-        return sum(piece.data.count(b"\n") for piece in self._pieces.values()) + self._dropped.total()
+        waiting = sum(piece.data.count(b"\n") + piece.dropped for piece in self._pieces.values())
+        return waiting + self._dropped.total()

@@ -12,18 +12,19 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any, NoReturn
 
 from sparkdist import wire
 from sparkdist.executor import checks, process
 from sparkdist.executor.agent import run_agent
+from sparkdist.executor.shortage import shortage, unusable
 from sparkdist.executor.staff import remove_run
 from sparkdist.executor.warm import HOME, LIFELINE, START, locked
 
@@ -37,9 +38,12 @@ def main() -> NoReturn:
     """What a forkserver's process does, from its arguments on the command line."""
     arguments = json.loads(sys.argv[2])
     process.become_subreaper()
-    with _guarded(arguments):
-        sys.path += arguments["path"]
-        problem = _prepare(arguments)
+    try:
+        with _guarded(arguments):
+            sys.path += arguments["path"]
+            problem = _prepare(arguments)
+    except OSError as error:
+        problem = _reason(error)
     if not problem and arguments["preload"] and not _safe_to_fork():
         # Without the versions, too: they have been compared.
         _start_over(arguments | {"preload": [], "preload_idle": [], "versions": {}})
@@ -115,7 +119,7 @@ def _import(modules: list[str], remedy: str = "") -> str:
         except BaseException as error:
             return (
                 f"import {module} failed on {socket.gethostname()} in {sys.executable}: "
-                f"{type(error).__name__}: {error}. {remedy}"
+                f"{type(error).__name__}: {error}. {shortage(error) or remedy}"
             )
     return ""
 
@@ -131,6 +135,19 @@ def _open_fds() -> set[int]:
     return {fd for fd in listed if os.path.lexists(f"/proc/self/fd/{fd}")}  # not the listing's own
 
 
+def _reason(error: OSError) -> str:
+    return shortage(error) or f"the forkserver on {socket.gethostname()} failed: {error}"
+
+
+def _refuse(conn: socket.socket, problem: str) -> bool:
+    """Answers why there will be no agent; says whether somebody waited for an answer."""
+    try:
+        wire.send(conn, {"kind": "error", "message": problem})
+    except OSError:
+        return False
+    return True
+
+
 class _Server:
     """Accepts connections, forks an agent for each, and buries what agents leave behind."""
 
@@ -138,9 +155,9 @@ class _Server:
         self._arguments = arguments
         self._sock = socket.socket(fileno=arguments["fd"])
         self._folder = Path(arguments["folder"]) if arguments["folder"] else None
-        self._runs = self._folder or Path(mkdtemp(prefix="sparkdist-"))  # where each run has a folder
-        self._clear()
         self._problem = problem
+        self._runs = self._folder or self._make_folder()  # where each run has one
+        self._clear()
         self._library_fds = library_fds  # opened by imports; ranks keep them
         self._agents: dict[int, int] = {}  # pidfd -> pid
         self._idle_since = time.monotonic()
@@ -155,6 +172,13 @@ class _Server:
         for folder in self._runs.glob(_RUN.format(agent="*")):
             if not os.path.exists(f"/proc/{folder.name.partition('-')[2]}"):
                 remove_run(folder)
+
+    def _make_folder(self) -> Path:
+        try:
+            return Path(tempfile.mkdtemp(prefix="sparkdist-"))
+        except OSError as error:
+            self._problem = self._problem or unusable(os.environ.get("TMPDIR", "/tmp"), error, "TMPDIR")
+            return Path("/nonexistent")  # it ends with its answer
 
     def _watch_parent(self, pid: int, started: int) -> int:
         try:
@@ -198,13 +222,18 @@ class _Server:
     def _is_wanted(self, folder: Path) -> bool:
         try:
             return all(entry.exists() for entry in folder.iterdir() if entry.name.startswith(LIFELINE))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False  # the folder itself is gone
+        except OSError:
+            return True  # nobody can tell
 
     def _accept(self) -> None:
         try:
             conn, _ = self._sock.accept()
         except BlockingIOError:
+            return
+        except OSError:
+            time.sleep(_WATCH_INTERVAL)  # no descriptor is left for it before another run has ended
             return
         conn.setblocking(True)
         if process.user_of(conn) != os.geteuid():
@@ -214,19 +243,25 @@ class _Server:
 
     def _fork_agent(self, conn: socket.socket) -> None:
         if self._problem:
-            try:
-                wire.send(conn, {"kind": "error", "message": self._problem})
-            except OSError:
+            if not _refuse(conn, self._problem):
                 conn.close()
                 return  # who only warms up waits for no answer; the next one does
             self._end()  # what is missing may be installed before the next run asks
-        pid = os.fork()
-        if pid == 0:
-            self._become_agent(conn)
+        pid = -1
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become_agent(conn)
+            fd = os.pidfd_open(pid)
+        except OSError as error:
+            if pid > 0:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            _refuse(conn, _reason(error))
+        else:
+            self._agents[fd] = pid
+            self._poll.register(fd, select.POLLIN)
         conn.close()
-        fd = os.pidfd_open(pid)
-        self._agents[fd] = pid
-        self._poll.register(fd, select.POLLIN)
 
     def _become_agent(self, conn: socket.socket) -> NoReturn:
         try:

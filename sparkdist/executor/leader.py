@@ -16,6 +16,7 @@ from typing import Any
 from sparkdist import wire
 from sparkdist.executor import packages, warm
 from sparkdist.executor.order import NodeError, Order
+from sparkdist.executor.shortage import limits, soft_limits
 from sparkdist.executor.topology import Node
 from sparkdist.frameworks import resolve
 
@@ -95,6 +96,7 @@ def lead(
             "sys_path": packages.path(order.packages, site.packages, site.sys_path),
             "cwd": site.cwd,
             "root": site.root,
+            "limits": soft_limits(),
         }
         try:
             wire.send(conn, message)
@@ -188,7 +190,7 @@ def _connect(
             break
         conn.close()
     else:
-        raise NodeError("the forkserver ended before it could fork an agent, twice")
+        raise NodeError(f"the forkserver ended before it could fork an agent, twice. {limits()}")
     if answer[0]["kind"] == "error":
         conn.close()
         raise NodeError(answer[0]["message"])

@@ -7,16 +7,15 @@ import json
 import os
 import socket
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 
 from sparkdist import wire
-from sparkdist.executor.backlog import LIMIT, Backlog, Piece
+from sparkdist.executor.backlog import Backlog, Piece
 from sparkdist.executor.order import Order
 
 _CONNECT_TIMEOUT = 5.0  # s
 _FLUSH_TIMEOUT = 10.0  # s without any progress until a driver that reads nothing is given up
-_DROPPED = f"of each rank the last {LIMIT >> 20} MiB wait for a driver that does not take them"
 _OUTCOME_TIMEOUT = 60.0  # s, the same, for what cannot reach it otherwise
 
 
@@ -156,18 +155,20 @@ class Link:
         for kind, source in self.waiting.items():
             source.shorten(limit)
             streams: dict[tuple[int, bool], bytearray] = {}
+            dropped: Counter[tuple[int, bool]] = Counter()
             for piece in (*source.take(sys.maxsize), *source.take_dropped()):
-                _, data = _as_frame(kind, piece)
+                header, data = _as_frame(kind, piece)
+                dropped[piece.rank, piece.is_stderr] += header.get("dropped", 0)
                 streams.setdefault((piece.rank, piece.is_stderr), bytearray()).extend(data)
             for (rank, is_stderr), said in streams.items():
-                yield _as_frame(kind, Piece(rank, is_stderr, said))
+                yield _as_frame(kind, Piece(rank, is_stderr, said, dropped[rank, is_stderr]))
 
     def close(self) -> None:
         """Sends what is left, as long as the driver reads, and closes when it has read all."""
         self._flush()
         logs = self.waiting["log"]
         for piece in logs.take_dropped():  # that no line has followed
-            logs.add(piece.rank, piece.is_stderr, _as_frame("log", piece)[1])
+            logs.add(piece.rank, piece.is_stderr, b"", piece.dropped)
         self._flush()
         self.send({"kind": "bye"})
         if self._flush() and self.sock:
@@ -203,5 +204,6 @@ def _as_frame(kind: str, piece: Piece) -> tuple[wire.Header, bytes]:
     if kind != "log":
         notice = json.dumps({"dropped": piece.dropped}).encode() + b"\n" if piece.dropped else b""
         return {"kind": kind, "rank": piece.rank}, notice + piece.data
-    notice = f"... {piece.dropped} lines dropped: {_DROPPED}\n".encode() if piece.dropped else b""
-    return {"kind": "log", "rank": piece.rank, "stderr": piece.is_stderr}, notice + piece.data
+    # A number, not a line: the driver may have to drop it, and adds up what it drops.
+    header = {"kind": kind, "rank": piece.rank, "stderr": piece.is_stderr, "dropped": piece.dropped}
+    return header, bytes(piece.data)

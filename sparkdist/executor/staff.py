@@ -7,7 +7,8 @@ import shutil
 import socket
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from sparkdist.executor import checks, process, topology, worker
 from sparkdist.executor.node_launcher import NodeLauncher
 from sparkdist.executor.order import NodeError, Order
 from sparkdist.executor.ranks import STACK_SIGNAL, Rank
+from sparkdist.executor.shortage import unusable
 from sparkdist.executor.topology import Node
 from sparkdist.executor.unpack import unpack
 from sparkdist.frameworks import Place, resolve
@@ -84,9 +86,17 @@ class Staff:
         self.library_fds: set[int] = set()
         self._message = message
         self.folder = folder
-        self.folder.mkdir(mode=0o700)
+        with self._usable_folder():
+            self.folder.mkdir(mode=0o700)
         self._sockets = _short_folder(folder)
         self._code, self._ship = folder / "parcel/code", folder / "parcel/ship"
+
+    @contextmanager
+    def _usable_folder(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise NodeError(unusable(self.folder.parent, error, "spark.local.dir, TMPDIR")) from error
 
     def prepare(self, function: bytes, parcel: bytes, library_fds: set[int]) -> None:
         """Takes what ranks will run.
@@ -97,12 +107,13 @@ class Staff:
             library_fds: Descriptors that ranks keep.
 
         Raises:
-            NodeError: They will import a module that is not here.
+            NodeError: They will import a module that is not here, or the folder cannot be used.
         """
         self.function = function
         self.library_fds = library_fds
         if parcel:
-            unpack(parcel, self.folder / "parcel")
+            with self._usable_folder():
+                unpack(parcel, self.folder / "parcel")
         missing = checks.first_missing(self.order.modules, self._path())
         if missing:
             label = self.order.packages.label if self.order.packages else ""

@@ -10,7 +10,6 @@ import hashlib
 import os
 import socket
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from sparkdist.executor.checks import installed_version
 from sparkdist.executor.last_words import GangLost
 from sparkdist.executor.leader import FAILED, Row, Site, lead
 from sparkdist.executor.order import Host, NodeError, Order
+from sparkdist.executor.shortage import shortage
 from sparkdist.executor.topology import Node
 
 _KNOCK = 0.02  # s between a follower's attempts to find its leader
@@ -57,7 +57,8 @@ def run_task(order_json: str, function: bytes, parcel: bytes, root: str) -> Iter
     except GangLost:
         raise
     except BaseException as error:
-        text = str(error) if isinstance(error, NodeError) else f"the task failed:\n{traceback.format_exc()}"
+        text = str(error) if isinstance(error, NodeError) else shortage(error)
+        text = text or f"the task failed:\n{traceback.format_exc()}"
         row = {"kind": "error", "message": text}, b""
         if order.tasks > 1:
             raise GangLost([row]) from error
@@ -105,18 +106,14 @@ def _gpu_environ(order: Order, by_task: list[list[str]]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": devices}
 
 
-def _base() -> Path:
-    return Path(os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")[0])
-
-
 def _site(order: Order, root: str) -> Site:
     path = tuple(os.path.abspath(entry) for entry in sys.path if entry != root)
-    host = order.host or Host(base=str(_base()), root=root, pid=os.getppid())
+    host = order.host or Host(base=str(Path(root).parent), root=root, pid=os.getppid())
     return Site(
         root=host.root,
         base=Path(host.base),
         parent=host.pid,
-        lifeline=_base(),
+        lifeline=Path(os.environ.get("SPARK_LOCAL_DIRS", host.base).split(",")[0]),
         sys_path=path,
         cwd=os.getcwd(),
         start_environ=_without_zipped_pyspark(),

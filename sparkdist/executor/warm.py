@@ -23,6 +23,8 @@ from pathlib import Path
 from sparkdist.executor import process
 from sparkdist.executor.checks import installed_version
 from sparkdist.executor.interpreter import make_ready
+from sparkdist.executor.order import NodeError
+from sparkdist.executor.shortage import limits
 
 MARKER = "SPARKDIST_FORKSERVER"  # in the environment the server was started with: finds its tree in /proc
 
@@ -33,6 +35,7 @@ _SINGLE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", 
 START = (
     "import os, sys\n"
     "if os.fork(): os._exit(0)\n"  # so that the starter has no child left behind
+    "os.dup2(1, 2)\n"  # no more to the starter's
     "sys.path[0] = sys.argv[1]\n"
     "from sparkdist.executor.forkserver import main\n"
     "main()"
@@ -95,6 +98,7 @@ def connect(
 
     Raises:
         NodeError: The kind's interpreter does not run here.
+        OSError: This process has met one of its limits.
     """
     key = kind.key()
     environ = {**environ, **dict.fromkeys(_SINGLE_THREAD, "1"), **kind.environ, MARKER: key}
@@ -157,17 +161,24 @@ def _spawn(kind: Kind, folder: Path | None, sock: socket.socket, environ: Mappin
         "path": kind.path,
         "versions": dict(kind.versions),
     }
-    child = subprocess.Popen(
-        [kind.python, "-c", START, kind.root, json.dumps(arguments)],
-        env=dict(environ),
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=[sock.fileno()],
-        start_new_session=True,
-    )
-    child.wait()
+    with os.fdopen(os.memfd_create("sparkdist-start"), "w+b") as said:
+        child = subprocess.Popen(
+            [kind.python, "-c", START, kind.root, json.dumps(arguments)],
+            env=dict(environ),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            pass_fds=[sock.fileno()],
+            start_new_session=True,
+        )
+        if child.wait():
+            said.seek(0)
+            reason = said.read().decode(errors="replace").strip().rpartition("\n")[2]
+            raise NodeError(
+                f"{kind.python} does not start on {socket.gethostname()} ({reason or child.returncode}). "
+                f"{limits()}"
+            )
 
 
 def _own_folder(path: Path) -> Path:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, NoReturn, TextIO
 from sparkdist import rank_context, testing, values, wire
 from sparkdist.executor import events, records
 from sparkdist.executor.ranks import STACK_SIGNAL
+from sparkdist.executor.shortage import shortage
 from sparkdist.frameworks import Framework, resolve
 
 _LEAVE_TIME = 5.0  # s that a function's rank gets, its value written, for threads and exit handlers
@@ -134,14 +135,13 @@ class _Program:
 
     def _returned(self, value: object) -> None:
         try:
-            data = values.dumps(value)
+            self._write_outcome(values.dumps(value))
         except Exception as error:
             name = values.type_name(value)
-            reason = f"does not pickle ({type(error).__name__}: {wire.cut(values.safe_text(error))})"
+            text = shortage(error) or f"{type(error).__name__}: {values.safe_text(error)}"
             self._write_outcome(values.dumps(None))  # something: the function came to its end
-            self._say(kind="unpicklable", type_name=name, message=reason)
+            self._say(kind="unpicklable", type_name=name, message=f"does not pickle ({wire.cut(text)})")
         else:
-            self._write_outcome(data)
             seconds = time.monotonic() - self._entered
             self._say(kind="returned", type_name=values.type_name(value), seconds=seconds)
 
@@ -157,6 +157,7 @@ class _Program:
             message=wire.cut(values.safe_text(error)),
             traceback=wire.cut(_format(error)),
             at=raised_at,
+            hint=shortage(error),
         )
 
     def _exited(self, stop: SystemExit) -> None:
@@ -172,9 +173,9 @@ class _Program:
 
     def leave(self) -> NoReturn:
         """Ends the process as the interpreter would, except that a function's value waits for nobody."""
-        if not self._script:
-            threading.Thread(target=_end_after, args=(_LEAVE_TIME, self._code), daemon=True).start()
         try:
+            if not self._script:
+                threading.Thread(target=_end_after, args=(_LEAVE_TIME, self._code), daemon=True).start()
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
         finally:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -70,6 +71,15 @@ def on_driver(request: pytest.FixtureRequest) -> Iterator[Way]:
 def torchrun(request: pytest.FixtureRequest) -> Iterator[Way]:
     """torchrun on the driver: for what is torchrun's and takes long."""
     yield from _way(request, "torchrun-local")
+
+
+@pytest.fixture
+def disks() -> Sequence[str]:
+    """A command within which a program may mount file systems, that end with it."""
+    within = ["unshare", "--mount"]
+    if subprocess.run([*within, "true"], capture_output=True).returncode:
+        pytest.skip("no file systems can be mounted here")
+    return within
 
 
 @pytest.fixture

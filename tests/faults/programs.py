@@ -514,3 +514,40 @@ def print_lines(count: int, megabytes_per_second: float) -> None:
         if i % 100 == 0:
             ahead = i * 100 / (megabytes_per_second * 1e6) - (time.monotonic() - began)
             time.sleep(max(0.0, ahead))
+
+
+BLOCK = "".join(f"{i:08}".ljust(99, ".") + "\n" for i in range(640)).encode()  # lines of 100 bytes
+
+
+def shout(blocks: int) -> tuple[float, int, int]:
+    """Prints 640 lines so many times; returns the seconds, and its agent's memory before and at most (kB)."""
+    agent = Path(f"/proc/{os.getppid()}")
+    before, began = _kilobytes(agent, "VmRSS"), time.monotonic()
+    (agent / "clear_refs").write_text("5")  # forgets the peak
+    if rank() == 1:
+        for _ in range(blocks):
+            _write_all(BLOCK)
+    return time.monotonic() - began, before, _kilobytes(agent, "VmHWM")
+
+
+def print_without_end(megabytes: int) -> int:
+    """Prints one line of so many MB; returns the peak of its agent's memory (kB)."""
+    if rank() == 1:
+        for _ in range(megabytes):
+            _write_all(b"x" * (1 << 20))
+        _write_all(b"\n")
+    return _kilobytes(Path(f"/proc/{os.getppid()}"), "VmHWM")
+
+
+def _write_all(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def _kilobytes(process: Path, name: str) -> int:
+    return int((process / "status").read_text().partition(f"{name}:")[2].split()[0])
+
+
+def memory(process: str = "self") -> tuple[int, int]:
+    """A process's memory and its peak (kB)."""
+    return _kilobytes(Path("/proc", process), "VmRSS"), _kilobytes(Path("/proc", process), "VmHWM")

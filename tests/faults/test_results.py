@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from sparkdist import ResultError
 from tests.faults import programs
+from tests.faults.driving import drive
 from tests.faults.ways import Way
 
 MB = 1 << 20
@@ -64,6 +66,34 @@ def test_values_around_the_limit_of_a_row(fast: Way):
     for size in (15 * MB, 16 * MB, 17 * MB):
         values = fast.launch(programs.random_bytes, size).values
         assert [intact(value, size) for value in values] == [True, True]
+
+
+TOO_LARGE = """
+def give(size):
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)  # not the driver's
+    return bytes(size) if programs.rank() == 1 else None
+
+assert driving.launch(True).values == [0, 1]
+in_use = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (in_use + (200 << 20), resource.RLIM_INFINITY))
+told = []
+for size in (400 << 20, 120 << 20):  # cannot be received; can, but not be unpickled
+    try:
+        driving.launch(True, give, size)
+    except ResultError as error:
+        told.append(str(error))
+    assert driving.launch(True).values == [0, 1]
+driving.ends_well(True)
+print(json.dumps(told))
+"""
+
+
+def test_a_value_for_which_the_driver_has_no_memory(clean: None):
+    texts = json.loads(drive(TOO_LARGE))
+    assert len(texts) == 2
+    for text in texts:
+        assert text.startswith("rank 1 returned a bytes that ") and "RLIMIT_AS" in text
+    assert f"has {400 * MB // 1000}" in texts[0]  # and a few bytes for the pickle
 
 
 # --- where executors cannot connect to the driver -----------------------------------------------
