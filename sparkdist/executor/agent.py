@@ -13,25 +13,27 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from sparkdist import wire
 from sparkdist.executor import process, report
 from sparkdist.executor.link import Link, dial
 from sparkdist.executor.logs import LogPump
+from sparkdist.executor.meeting import Meeting
 from sparkdist.executor.order import NodeError, Order
 from sparkdist.executor.pulse import Pulse
 from sparkdist.executor.ranks import RETURNED, STACK_SIGNAL, Rank
+from sparkdist.executor.run_folder import RunFolder
 from sparkdist.executor.shortage import shortage, take_limits
-from sparkdist.executor.staff import Staff, remove_run
+from sparkdist.executor.stacks import Stacks
+from sparkdist.executor.staff import Staff
 from sparkdist.executor.topology import Node
 
 _PULSE = 0.05  # s between looks while something is being waited for that sends no event
 _PARCEL_LIMIT = 4 << 30  # bytes
 
 
-def run_agent(conn: socket.socket, folder: Path, library_fds: set[int]) -> None:
+def run_agent(conn: socket.socket, folder: RunFolder, library_fds: set[int]) -> None:
     """Serves one run on this node.
 
     Args:
@@ -66,13 +68,13 @@ def run_agent(conn: socket.socket, folder: Path, library_fds: set[int]) -> None:
         wire.send(conn, {"kind": "error", "message": message})
     finally:
         process.end_descendants()
-        remove_run(folder)
+        folder.remove()
 
 
 class Agent:
     """The loop over one node's ranks."""
 
-    def __init__(self, conn: socket.socket, message: dict[str, Any], folder: Path) -> None:
+    def __init__(self, conn: socket.socket, message: dict[str, Any], folder: RunFolder) -> None:
         self.order = Order.from_json(message["order"])
         self.node = Node(**message["node"])
         self._is_script = self.order.script is not None
@@ -83,9 +85,9 @@ class Agent:
         self._pumps = {rank.rank: LogPump(rank.rank, self._emitter(rank.rank)) for rank in self.staff.ranks}
         self._selector = selectors.DefaultSelector()
         self._task_frames = wire.FrameReader(max_body=0)
-        self._gathering = self._gathered = False  # asked for it, and it is over
-        self._complete = self.node.count == 1  # whether the driver can tell every node of a failure
-        self._some_unheard = False  # whether a node is there that it cannot tell anything
+        self._stacks = Stacks()
+        self._meeting = Meeting(self.node.count, self.link, self._ask_task)
+        self._meeting_point: tuple[str, int] | None = None
         self._kill_at: float | None = None
         self._memory_kills = process.memory_kills()
 
@@ -107,25 +109,15 @@ class Agent:
             address, port = self._meeting_point
             self.link.send({"kind": "store", "address": address, "port": port})
         if not self.link.up:
-            self._gather()
+            self._meeting.gather()
         if self._meeting_point:
             self._start_ranks(*self._meeting_point)
-        while self.staff.busy() or self._is_expected():
+        while self.staff.busy() or (self._meeting.is_to_come and not self._kill_at):
             self._turn()
         self._finish()
 
-    def _is_expected(self) -> bool:
-        """Says whether this node's task may still have to take part in a gathering of all tasks.
-
-        Else one whose ranks return at once could be gone when others begin to wait for it.
-        """
-        return self.link.up and not (self._complete or self._gathered or self._kill_at)
-
-    def _gather(self) -> None:
-        """Has the gang's tasks tell each other where to meet; they all have to take part."""
-        if self.node.count > 1 and not self._gathering:
-            self._gathering = self._some_unheard = True
-            wire.send(self._conn, {"kind": "gather", "store": self._meeting_point})
+    def _ask_task(self) -> None:
+        wire.send(self._conn, {"kind": "gather", "store": self._meeting_point})
 
     def _start_ranks(self, address: str, port: int) -> None:
         if self.staff.started:
@@ -151,7 +143,7 @@ class Agent:
             pass  # unwatched already, or closed
 
     def _turn(self) -> None:
-        waiting = self.link.pending or self._kill_at or self.staff.is_asking
+        waiting = self.link.pending or self._kill_at or self._stacks.is_asking
         ready = self._selector.select(_PULSE if waiting else self._pulse.pause)
         # Deaths first: a killed rank's peers fail within a moment of it, and it is the cause.
         ready.sort(key=lambda item: item[0].data[0] != self._rank_ended)
@@ -159,20 +151,19 @@ class Agent:
             action, args = key.data
             action(*args)
         self.link.push()
-        self._pulse.beat(self.staff.living(), disturbed=self.staff.is_asking or bool(self._kill_at))
+        self._pulse.beat(self.staff.living(), disturbed=self._stacks.is_asking or bool(self._kill_at))
         now = time.monotonic()
         if self._kill_at and now > self._kill_at:
             self.staff.signal(signal.SIGKILL)
-        if self.staff.is_asking and (now > self.staff.asked_until or self.staff.stacks_printed()):
-            self._send_stacks()
+        if self._stacks.are_due():
+            self.link.send(self._stacks.take())
 
     def _task_spoke(self) -> None:
         data = self._conn.recv(1 << 16)
         if not data:
             raise ConnectionResetError
         for header, _ in self._task_frames.feed(data):
-            self._gathered = True
-            self.link.send({"kind": "gathered", "nodes": self.node.count})
+            self._meeting.end()
             self._start_ranks(*header["store"])
 
     def _driver_spoke(self) -> None:
@@ -185,24 +176,16 @@ class Agent:
                     self.staff.blame_the_dying(time.monotonic())
                 self.stop(header["grace"])
             elif header["kind"] == "stacks":
-                self.staff.ask_stacks()
+                self._stacks.ask(self.staff.living())
             elif header["kind"] == "gather":
-                self._gather()
+                self._meeting.gather()
             elif header["kind"] == "complete":
-                self._complete, self._some_unheard = True, False
+                self._meeting.complete()
             elif header["kind"] == "incomplete":
-                self._lose_node()
+                self._meeting.lose_node(self.staff.started)
         if not self.link.up:
             self._forget(self.link.sock)
-            self._lose_node()
-
-    def _lose_node(self) -> None:
-        """Notes that the driver cannot tell every node of a failure any more."""
-        if self.node.count == 1:
-            return
-        self._complete = False
-        if not self.staff.started and not self._gathering:
-            raise NodeError(f"a node lost the driver at {self.order.control} before all of them had started")
+            self._meeting.lose_node(self.staff.started)
 
     def stop(self, grace: float = wire.GRACE) -> None:
         """Asks every living rank to end, and kills it after `grace` seconds."""
@@ -251,9 +234,6 @@ class Agent:
             if failed.failed_at:
                 self.link.send({"kind": "failed", "rank": failed.rank})
 
-    def _send_stacks(self) -> None:
-        self.link.send({"kind": "stacks", "stacks": self.staff.take_stacks(), "asleep": self.staff.asleep})
-
     def _rank_printed(self, rank: Rank, is_stderr: bool) -> None:
         fd = rank.pipes.stderr if is_stderr else rank.pipes.stdout
         if self._pumps[rank.rank].pump(fd, is_stderr):
@@ -299,14 +279,14 @@ class Agent:
 
     def _finish(self) -> None:
         """Ends what ranks left behind and reports to driver and task."""
-        if self.staff.is_asking:
-            self._send_stacks()
+        if self._stacks.is_asking:
+            self.link.send(self._stacks.take())
         process.end_descendants()
         rows = report.outcomes(self.staff, self.link, self._pumps, self._memory_kills)
         self.link.close()
         for row, _ in rows:
-            row["unheard"] = self._some_unheard or not self.link.up
-            row["untold"] = not (self._complete and self.link.up)
+            row["unheard"] = self._meeting.some_unheard or not self.link.up
+            row["untold"] = not self._meeting.is_complete
         rows += self.link.left_over(wire.LOGS_LIMIT // self.order.world_size)
         for row, data in rows:
             wire.send(self._conn, {"kind": "row", "row": row}, data)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -17,21 +18,19 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 from sparkdist import wire
-from sparkdist.executor import checks, process
+from sparkdist.executor import process
 from sparkdist.executor.agent import run_agent
+from sparkdist.executor.preload import import_all, open_fds, prepare, safe_to_fork
+from sparkdist.executor.run_folder import RunFolder, remove_left
 from sparkdist.executor.shortage import shortage, unusable
-from sparkdist.executor.staff import remove_run
 from sparkdist.executor.warm import HOME, LIFELINE, START, locked
 
 _WATCH_INTERVAL = 1.0  # s between looks at whether the folder is still there
 _IMPORT_WHEN_IDLE = 2.0  # s without a run after which what no start waited for is imported
-_RUN = "run-{agent}"  # a run's folder
-_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
 def main() -> NoReturn:
@@ -41,13 +40,13 @@ def main() -> NoReturn:
     try:
         with _guarded(arguments):
             sys.path += arguments["path"]
-            problem = _prepare(arguments)
+            problem = prepare(arguments)
     except OSError as error:
         problem = _reason(error)
-    if not problem and arguments["preload"] and not _safe_to_fork():
+    if not problem and arguments["preload"] and not safe_to_fork():
         # Without the versions, too: they have been compared.
         _start_over(arguments | {"preload": [], "preload_idle": [], "versions": {}})
-    library_fds = _open_fds() - {arguments["fd"]}
+    library_fds = open_fds() - {arguments["fd"]}
     _Server(arguments, problem, library_fds).serve()
 
 
@@ -101,40 +100,6 @@ def _start_over(arguments: dict[str, Any]) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-c", START, sys.argv[1], json.dumps(arguments)])
 
 
-def _prepare(arguments: dict[str, Any]) -> str:
-    """Imports what ranks will need; returns why they cannot run in this interpreter, or ""."""
-    versions, remedy = arguments["versions"], checks.remedy(arguments["environment"])
-    return (
-        checks.difference(versions, remedy)
-        or _import(arguments["preload"], remedy)
-        or checks.difference(versions, remedy)  # some show only now
-    )
-
-
-def _import(modules: list[str], remedy: str = "") -> str:
-    """Imports modules; returns why that failed, or ""."""
-    for module in modules:
-        try:
-            import_module(module)
-        except BaseException as error:
-            return (
-                f"import {module} failed on {socket.gethostname()} in {sys.executable}: "
-                f"{type(error).__name__}: {error}. {shortage(error) or remedy}"
-            )
-    return ""
-
-
-def _safe_to_fork() -> bool:
-    if len(os.listdir("/proc/self/task")) > 1:
-        return False
-    return not any(os.readlink(f"/proc/self/fd/{fd}").startswith(_DEVICES) for fd in _open_fds())
-
-
-def _open_fds() -> set[int]:
-    listed = {int(name) for name in os.listdir("/proc/self/fd")}
-    return {fd for fd in listed if os.path.lexists(f"/proc/self/fd/{fd}")}  # not the listing's own
-
-
 def _reason(error: OSError) -> str:
     return shortage(error) or f"the forkserver on {socket.gethostname()} failed: {error}"
 
@@ -157,7 +122,8 @@ class _Server:
         self._folder = Path(arguments["folder"]) if arguments["folder"] else None
         self._problem = problem
         self._runs = self._folder or self._make_folder()  # where each run has one
-        self._clear()
+        self._name = secrets.token_hex(4)
+        remove_left(self._runs)
         self._library_fds = library_fds  # opened by imports; ranks keep them
         self._agents: dict[int, int] = {}  # pidfd -> pid
         self._idle_since = time.monotonic()
@@ -166,12 +132,6 @@ class _Server:
         if self._folder:
             self._sock.setblocking(False)
             self._poll.register(self._sock, select.POLLIN)
-
-    def _clear(self) -> None:
-        """Removes what runs of an earlier server have left here, which was killed, and their agents too."""
-        for folder in self._runs.glob(_RUN.format(agent="*")):
-            if not os.path.exists(f"/proc/{folder.name.partition('-')[2]}"):
-                remove_run(folder)
 
     def _make_folder(self) -> Path:
         try:
@@ -213,11 +173,11 @@ class _Server:
             self._retire()
         elif seconds > _IMPORT_WHEN_IDLE and self._arguments["preload_idle"]:
             with warnings.catch_warnings():  # a rank that never imports them must not have their filters
-                problem = _import(self._arguments["preload_idle"])
-            if problem or not _safe_to_fork():
+                problem = import_all(self._arguments["preload_idle"])
+            if problem or not safe_to_fork():
                 _start_over(self._arguments | {"preload_idle": []})
             self._arguments["preload_idle"] = []
-            self._library_fds = _open_fds() - {self._sock.fileno(), self._parent}
+            self._library_fds = open_fds() - {self._sock.fileno(), self._parent}
 
     def _is_wanted(self, folder: Path) -> bool:
         try:
@@ -273,8 +233,8 @@ class _Server:
         finally:
             os._exit(0)
 
-    def _run_folder(self, agent: int) -> Path:
-        return self._runs / _RUN.format(agent=agent)
+    def _run_folder(self, agent: int) -> RunFolder:
+        return RunFolder(self._runs, agent, self._name)
 
     def _bury(self, fd: int) -> None:
         """Reaps an agent, then kills and removes whatever of its run is left."""
@@ -284,7 +244,7 @@ class _Server:
         os.waitpid(agent, 0)
         alive = set(self._agents.values())
         process.end_descendants(spare=alive.__contains__)
-        remove_run(self._run_folder(agent))
+        self._run_folder(agent).remove()
         self._idle_since = time.monotonic()
 
     def _retire(self) -> None:
@@ -311,5 +271,5 @@ class _Server:
             os.kill(agent, signal.SIGKILL)
         process.end_descendants()
         for agent in self._agents.values():
-            remove_run(self._run_folder(agent))
+            self._run_folder(agent).remove()
         shutil.rmtree(self._runs, ignore_errors=True)

@@ -59,7 +59,7 @@ class NodeLauncher:
         reserved = staff.framework.reserved_env  # the launcher sets these by itself, for each rank
         os.environ.update(staff.environ({n: v for n, v in computed.items() if n not in reserved}))
         os.chdir(orders["cwd"])
-        tempfile.tempdir = str(staff.folder)  # torchrun would leave a folder in /tmp for every run
+        tempfile.tempdir = str(staff.folder.path)  # torchrun would leave a folder in /tmp for every run
         code = 0
         try:
             codes = staff.framework.run_node(first, shim, staff.order.launcher_args)

@@ -3,55 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from sparkdist import wire
 from sparkdist.executor import checks, process, topology, worker
 from sparkdist.executor.node_launcher import NodeLauncher
 from sparkdist.executor.order import NodeError, Order
-from sparkdist.executor.ranks import STACK_SIGNAL, Rank
-from sparkdist.executor.shortage import unusable
+from sparkdist.executor.ranks import Rank
+from sparkdist.executor.run_folder import RunFolder
 from sparkdist.executor.topology import Node
-from sparkdist.executor.unpack import unpack
 from sparkdist.frameworks import Place, resolve
 from sparkdist.rank_context import RankContext
-
-_STACK_TIME = 1.0  # s that ranks get to print their stacks
-_SOCKETS = "sockets"  # a link in a run's folder
-
-
-def remove_run(folder: Path) -> None:
-    """Removes what a run has in folders."""
-    with suppress(OSError):
-        shutil.rmtree(os.readlink(folder / _SOCKETS), ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _short_folder(folder: Path) -> str | None:
-    """Makes a folder for the sockets of ranks' multiprocessing: a socket's path may have 108 bytes at most.
-
-    Of its own it makes one in every process that needs it, and leaves those of processes that are killed,
-    as a DataLoader's workers are by a Python that ends.
-    """
-    with suppress(OSError):  # a full or missing disk is for the user's code to find, if it needs one
-        made = mkdtemp(prefix="sparkdist-")
-        try:
-            (folder / _SOCKETS).symlink_to(made)
-        except OSError:
-            os.rmdir(made)
-            raise
-        return made
-    return None
 
 
 class Staff:
@@ -62,41 +28,22 @@ class Staff:
         node: This node's part of it.
         message: What the task says of itself: environ, sys_path, cwd, root (the folder that holds
             this package).
-        folder: Where this run's files go; made here, and removed when the run has ended.
-
-    Attributes:
-        is_asking: Whether ranks are just asked for their stacks.
-        asleep: Those of them that slept until they were asked.
-        asked_until: How long they may take to print them (time.monotonic()).
+        folder: Where this run's files go.
     """
 
-    def __init__(self, order: Order, node: Node, message: dict[str, Any], folder: Path) -> None:
+    def __init__(self, order: Order, node: Node, message: dict[str, Any], folder: RunFolder) -> None:
         self.order = order
         self.node = node
         self.framework = resolve(order.framework, order.launcher)
         self.ranks = [Rank(node.first_rank + local) for local in range(node.size)]
         self.launcher: NodeLauncher | None = None
         self.started = False
-        self.is_asking = False
-        self.asleep: list[int] = []
-        self._asked: list[Rank] = []
-        self.asked_until = 0.0
         self.root: str = message["root"]
         self.function = b""
         self.library_fds: set[int] = set()
         self._message = message
         self.folder = folder
-        with self._usable_folder():
-            self.folder.mkdir(mode=0o700)
-        self._sockets = _short_folder(folder)
-        self._code, self._ship = folder / "parcel/code", folder / "parcel/ship"
-
-    @contextmanager
-    def _usable_folder(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise NodeError(unusable(self.folder.parent, error, "spark.local.dir, TMPDIR")) from error
+        folder.make()
 
     def prepare(self, function: bytes, parcel: bytes, library_fds: set[int]) -> None:
         """Takes what ranks will run.
@@ -112,8 +59,7 @@ class Staff:
         self.function = function
         self.library_fds = library_fds
         if parcel:
-            with self._usable_folder():
-                unpack(parcel, self.folder / "parcel")
+            self.folder.unpack(parcel)
         missing = checks.first_missing(self.order.modules, self._path())
         if missing:
             label = self.order.packages.label if self.order.packages else ""
@@ -193,7 +139,7 @@ class Staff:
             master_port=port,
             interface=interface,
             threads=self.order.threads,
-            error_file=str(self._error_file(local)),
+            error_file=self.folder.error_file(local),
         )
 
     def environ(self, computed: dict[str, str]) -> dict[str, str]:
@@ -203,7 +149,7 @@ class Staff:
 
     def orders(self, place: Place) -> dict[str, Any]:
         """Returns what a rank is told besides its environment."""
-        code, ship = self._code, self._ship
+        code, ship = self.folder.code, self.folder.ship
         script = list(self.order.script) if self.order.script else None
         if script:
             script[0] = str(code / script[0])  # an absolute path stays as it is
@@ -226,17 +172,17 @@ class Staff:
             "context": asdict(context),
             "logs_json": self.order.logs_json,
             "faults": faults,
-            "sockets": self._sockets,
+            "sockets": self.folder.sockets,
             "waits": [self.order.framework, self.order.launcher] if self.order.stall_timeout else None,
         }
 
     def _path(self) -> list[str]:
         """Returns where ranks look for modules."""
-        path = [str(self._code)] if self._code.exists() else []
+        path = [str(self.folder.code)] if self.folder.code.exists() else []
         if self.order.packages and self.order.packages.python:
             path += sys.path[1:]  # of the interpreter that the agent was forked in
         path += [entry for entry in self._message["sys_path"] if entry not in path]
-        path += [str(self._ship)] if self._ship.exists() else []
+        path += [str(self.folder.ship)] if self.folder.ship.exists() else []
         if self.root not in path:
             path.insert(0, self.root)
         return path
@@ -258,32 +204,6 @@ class Staff:
         for rank in self.living():
             rank.signal(number)
 
-    def ask_stacks(self) -> None:
-        """Asks every living rank to print its stack, first forgetting what was printed before."""
-        self.is_asking, self.asked_until = True, time.monotonic() + _STACK_TIME
-        self._asked, self.asleep = self.living(), []
-        for rank in self._asked:
-            if rank.is_fast_asleep():
-                self.asleep.append(rank.rank)
-            os.truncate(rank.pipes.stacks, 0)
-            os.lseek(rank.pipes.stacks, 0, os.SEEK_SET)
-            rank.stacks_seen = -1
-            rank.signal(STACK_SIGNAL)
-
-    def stacks_printed(self) -> bool:
-        """Says whether every rank that was asked has ended or printed, and nothing since the last call."""
-        done = True
-        for rank in self._asked:
-            size = rank.stacks_size()
-            done = done and size == rank.stacks_seen and (size > 0 or not rank.alive)
-            rank.stacks_seen = size
-        return done
-
-    def take_stacks(self) -> dict[int, str]:
-        """Returns what ranks have printed since they were asked, or what /proc says of them."""
-        self.is_asking = False
-        return {rank.rank: rank.read_stacks() for rank in self._asked if rank.alive or rank.stacks_size()}
-
     def blame_the_dying(self, now: float) -> None:
         """Notes ranks whose process is just ending as failed; their peers notice before we do."""
         for rank in self.living():
@@ -292,7 +212,4 @@ class Staff:
 
     def own_error(self, rank: Rank) -> str:
         """Returns what the rank left in its error file by the framework's own means."""
-        return self.framework.own_error(str(self._error_file(rank.rank - self.node.first_rank)))
-
-    def _error_file(self, local: int) -> Path:
-        return self.folder / f"error-{local}.json"
+        return self.framework.own_error(self.folder.error_file(rank.rank - self.node.first_rank))

@@ -1,0 +1,96 @@
+"""The folder that a run has on its node: the parcel's content, error files, ranks' sockets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import gettempdir
+
+from sparkdist.executor.order import NodeError
+from sparkdist.executor.shortage import unusable
+from sparkdist.executor.unpack import unpack
+
+_NAME = "run-{agent}"
+_SOCKETS = "sockets"  # a link in it
+
+
+class RunFolder:
+    """A run's folder.
+
+    Args:
+        runs: Where each run of a server has one.
+        agent: The pid of the run's agent.
+        server: What tells the runs of one server from those of others.
+
+    Attributes:
+        path: Its path.
+        code: Where code is that came with the parcel, if any did.
+        ship: Where files are that did.
+        sockets: A folder for the sockets of ranks' multiprocessing, or None where there is no room.
+    """
+
+    def __init__(self, runs: Path, agent: int, server: str) -> None:
+        self._short_name = f"sparkdist-{server}-{agent}"
+        self.path = runs / _NAME.format(agent=agent)
+        self.code, self.ship = self.path / "parcel/code", self.path / "parcel/ship"
+        self.sockets: str | None = None
+
+    def make(self) -> None:
+        """Makes it.
+
+        Raises:
+            NodeError: That is not possible.
+        """
+        with self._usable():
+            self.path.mkdir(mode=0o700)
+        with suppress(OSError):  # a full or missing disk is for the user's code to find, if it needs one
+            self._make_sockets()
+
+    def _make_sockets(self) -> None:
+        """Makes a folder with a short name: a socket's path may have 108 bytes at most.
+
+        Of its own multiprocessing makes one in every process that needs it, and leaves those of processes
+        that are killed, as a DataLoader's workers are by a Python that ends.
+        """
+        made = os.path.join(gettempdir(), self._short_name)
+        (self.path / _SOCKETS).symlink_to(made)
+        os.mkdir(made, mode=0o700)
+        self.sockets = made
+
+    def unpack(self, parcel: bytes) -> None:
+        """Unpacks what came with the job.
+
+        Raises:
+            NodeError: The disk does not take it.
+        """
+        with self._usable():
+            unpack(parcel, self.path / "parcel")
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise NodeError(unusable(self.path.parent, error, "spark.local.dir, TMPDIR")) from error
+
+    def error_file(self, local_rank: int) -> str:
+        """Returns the path of the file that a rank leaves its error in by the framework's own means."""
+        return str(self.path / f"error-{local_rank}.json")
+
+    def remove(self) -> None:
+        """Removes all of it, also if somebody has removed the most of it."""
+        with suppress(OSError):
+            shutil.rmtree(os.path.join(gettempdir(), self._short_name))
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def remove_left(runs: Path) -> None:
+    """Removes what runs of an earlier server have left, which was killed, and their agents too."""
+    for path in runs.glob(_NAME.format(agent="*")):
+        if not os.path.exists(f"/proc/{path.name.partition('-')[2]}"):
+            with suppress(OSError):
+                shutil.rmtree(os.readlink(path / _SOCKETS))
+            shutil.rmtree(path, ignore_errors=True)
