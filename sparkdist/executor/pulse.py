@@ -16,6 +16,7 @@ from sparkdist.executor.ranks import Rank
 
 _IDLE = 0.01  # s of CPU time per s that a rank may take and yet do nothing
 _BURST = 0.025  # s of it beyond that which are a sign of life; the kernel counts in hundredths
+_ABSENCE = 1.0  # s later than it wanted to that an agent looks again if it was only busy
 _STILL = "TtD"  # states in which a rank does nothing, whatever processes below it do
 _READY = "R"  # the state in which it does something, or would if the machine had time for it
 
@@ -34,6 +35,7 @@ class Pulse:
         self._period = min(1.0, self._limit / 10)  # s
         self._next = 0.0
         self._next_below = 0.0
+        self._called_at = 0.0
         self._lives: dict[int, _Life] = {}
         self._spoilt = False
 
@@ -51,6 +53,7 @@ class Pulse:
                 sign of life.
         """
         now = time.monotonic()
+        self._leave_out_absence(now)
         self._spoilt = self._spoilt or disturbed
         if not self._limit or disturbed or now < self._next:
             return
@@ -66,6 +69,14 @@ class Pulse:
                 except OSError:
                     pass  # it has just ended
         self._spoilt = False
+
+    def _leave_out_absence(self, now: float) -> None:
+        """Does not take for silence what nobody listened to: a container may be paused, agent and ranks."""
+        absence, self._called_at = now - self._called_at, now
+        if absence > self._period + _ABSENCE:
+            for life in self._lives.values():
+                life.moved_at += absence
+                life.asleep_since += absence
 
     def _look(self, rank: Rank, now: float, tree: Callable[[], dict[int, list[int]]] | None) -> None:
         life = self._lives.get(rank.rank)

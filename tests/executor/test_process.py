@@ -237,7 +237,7 @@ def test_start_time_tells_one_process_from_another_of_its_pid(sleeper):
 
 def test_state_says_what_a_process_does(sleeper):
     assert support.wait_until(lambda: letter(sleeper) == "S", 5)
-    assert process.state(sleeper).startswith(f"process {sleeper} is in state S (kernel: ")
+    assert process.state(sleeper).startswith(f"process {sleeper} is asleep (kernel: ")
     os.kill(sleeper, signal.SIGSTOP)
     assert support.wait_until(lambda: letter(sleeper) == "T", 5)
     assert process.state(sleeper).startswith(f"process {sleeper} is stopped")

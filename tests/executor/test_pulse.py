@@ -148,6 +148,20 @@ def test_what_a_rank_writes_when_it_is_asked_is_no_sign_of_life(tmp_path: Path):
     os.close(writer)
 
 
+def test_what_nobody_listened_to_is_no_silence():
+    with rank_that_runs(int) as rank:
+        assert support.wait_until(lambda: "is asleep" in process.state(rank.pid), 5)
+        news: list[dict[str, object]] = []
+        pulse = Pulse(LIMIT, news.append)
+        pulse.beat([rank], disturbed=False)
+        time.sleep(3 * LIMIT)  # as an agent does that is paused with its ranks
+        pulse.beat([rank], disturbed=False)
+        assert news == []
+        while not news:
+            pulse.beat([rank], disturbed=False)
+        assert float(str(news[0]["for"])) < 2 * LIMIT
+
+
 def test_nobody_is_looked_at_before_the_function_or_after_it():
     with rank_that_runs(int) as rank:
         rank.entered = False

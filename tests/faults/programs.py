@@ -341,10 +341,9 @@ def lock_itself_out() -> None:
     lock.acquire()
 
 
-def sleep_in_c() -> NoReturn:
-    """Sleeps and holds the GIL: no other Python code can run in this process."""
-    while True:  # a signal ends it
-        ctypes.PyDLL(None).sleep(3600)
+def sleep_in_c() -> None:
+    """Holds the GIL, so that no other Python code can run in this process; any signal ends it."""
+    ctypes.PyDLL(None).sleep(3600)
 
 
 def sleep_in_the_kernel(fifo: Path) -> None:
