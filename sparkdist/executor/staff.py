@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import gettempdir
 from typing import Any
 
 from sparkdist import wire
@@ -23,30 +23,29 @@ from sparkdist.executor.unpack import unpack
 from sparkdist.frameworks import Place, resolve
 from sparkdist.rank_context import RankContext
 
-_SOCKETS = "sockets"  # a link in a run's folder
-
 
 def remove_run(folder: Path) -> None:
-    """Removes what a run has in folders."""
+    """Removes what a run has in folders, the run's own and the one for sockets."""
     with suppress(OSError):
-        shutil.rmtree(os.readlink(folder / _SOCKETS), ignore_errors=True)
+        shutil.rmtree(_sockets_of(folder), ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _short_folder(folder: Path) -> str | None:
-    """Makes a folder for the sockets of ranks' multiprocessing: a socket's path may have 108 bytes at most.
+def _sockets_of(folder: Path) -> Path:
+    # From the name alone: the run's folder may be gone first. A path of a socket has 108 bytes at most.
+    return Path(gettempdir(), f"sparkdist-{folder.parent.name[-8:]}-{folder.name}")
+
+
+def _make_sockets(folder: Path) -> str | None:
+    """Makes a folder for the sockets of ranks' multiprocessing.
 
     Of its own it makes one in every process that needs it, and leaves those of processes that are killed,
     as a DataLoader's workers are by a Python that ends.
     """
     with suppress(OSError):  # a full or missing disk is for the user's code to find, if it needs one
-        made = mkdtemp(prefix="sparkdist-")
-        try:
-            (folder / _SOCKETS).symlink_to(made)
-        except OSError:
-            os.rmdir(made)
-            raise
-        return made
+        made = _sockets_of(folder)
+        made.mkdir(mode=0o700)
+        return str(made)
     return None
 
 
@@ -74,7 +73,7 @@ class Staff:
         self._message = message
         self.folder = folder
         self.folder.mkdir(mode=0o700)
-        self._sockets = _short_folder(folder)
+        self._sockets = _make_sockets(folder)
         self._code, self._ship = folder / "parcel/code", folder / "parcel/ship"
 
     def prepare(self, function: bytes, parcel: bytes, library_fds: set[int]) -> None:
