@@ -76,6 +76,10 @@ class BarrierJob:
         self._executors = self._executors_now()
         try:
             return self._run(self._share_host())
+        except Exception:
+            if self._context._jsc is None:  # which pyspark stumbles over, before it says so
+                raise ConnectionError("the Spark session was stopped") from None
+            raise
         finally:
             self._ended.set()
 

@@ -236,10 +236,10 @@ class Agent:
 
     def _rank_printed(self, rank: Rank, is_stderr: bool) -> None:
         fd = rank.pipes.stderr if is_stderr else rank.pipes.stdout
-        if self._pumps[rank.rank].pump(fd, is_stderr):
-            rank.heard = True
-        elif not rank.alive:
-            self._forget(fd)
+        size = self._pumps[rank.rank].pump(fd, is_stderr)
+        if size == 0:
+            self._forget(fd)  # closed by the user's code; else it would be ready for ever
+        rank.heard = rank.heard or bool(size)
 
     def _rank_ended(self, rank: Rank, pidfd: int) -> None:
         self._forget(pidfd)

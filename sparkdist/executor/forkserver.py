@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import select
 import shutil
 import signal
@@ -122,7 +121,6 @@ class _Server:
         self._folder = Path(arguments["folder"]) if arguments["folder"] else None
         self._problem = problem
         self._runs = self._folder or self._make_folder()  # where each run has one
-        self._name = secrets.token_hex(4)
         remove_left(self._runs)
         self._library_fds = library_fds  # opened by imports; ranks keep them
         self._agents: dict[int, int] = {}  # pidfd -> pid
@@ -229,12 +227,9 @@ class _Server:
                 os.close(fd)
             if self._folder:
                 self._sock.close()
-            run_agent(conn, self._run_folder(os.getpid()), self._library_fds)
+            run_agent(conn, RunFolder(self._runs, os.getpid()), self._library_fds)
         finally:
             os._exit(0)
-
-    def _run_folder(self, agent: int) -> RunFolder:
-        return RunFolder(self._runs, agent, self._name)
 
     def _bury(self, fd: int) -> None:
         """Reaps an agent, then kills and removes whatever of its run is left."""
@@ -244,7 +239,7 @@ class _Server:
         os.waitpid(agent, 0)
         alive = set(self._agents.values())
         process.end_descendants(spare=alive.__contains__)
-        self._run_folder(agent).remove()
+        RunFolder(self._runs, agent).remove()
         self._idle_since = time.monotonic()
 
     def _retire(self) -> None:
@@ -271,5 +266,5 @@ class _Server:
             os.kill(agent, signal.SIGKILL)
         process.end_descendants()
         for agent in self._agents.values():
-            self._run_folder(agent).remove()
+            RunFolder(self._runs, agent).remove()
         shutil.rmtree(self._runs, ignore_errors=True)

@@ -27,20 +27,20 @@ class LogPump:
         self._partial = {False: b"", True: b""}
         self._tail: deque[bytes] = deque(maxlen=_TAIL)
 
-    def pump(self, fd: int, is_stderr: bool) -> bool:
-        """Reads once what is there; returns False when nothing more will come, or comes now."""
+    def pump(self, fd: int, is_stderr: bool) -> int | None:
+        """Reads once; returns how many bytes came, 0 at the end of the stream, None if there are none yet."""
         try:
             data = os.read(fd, _CHUNK)
         except BlockingIOError:
-            return False
+            return None
         if not data:
-            return False
+            return 0
         said = _with_short_lines(self._partial[is_stderr] + data)
         end = max(said.rfind(b"\n"), said.rfind(b"\r")) + 1  # a progress bar is drawn again behind a \r
         self._partial[is_stderr] = said[end:]
         if end:
             self._pass(is_stderr, said[:end])
-        return True
+        return len(data)
 
     def finish(self, fds: dict[bool, int]) -> None:
         """Reads what is left in the pipes, and passes on a last line that has no end."""

@@ -14,7 +14,6 @@ from sparkdist.executor.shortage import unusable
 from sparkdist.executor.unpack import unpack
 
 _NAME = "run-{agent}"
-_SOCKETS = "sockets"  # a link in it
 
 
 class RunFolder:
@@ -23,7 +22,6 @@ class RunFolder:
     Args:
         runs: Where each run of a server has one.
         agent: The pid of the run's agent.
-        server: What tells the runs of one server from those of others.
 
     Attributes:
         path: Its path.
@@ -32,8 +30,7 @@ class RunFolder:
         sockets: A folder for the sockets of ranks' multiprocessing, or None where there is no room.
     """
 
-    def __init__(self, runs: Path, agent: int, server: str) -> None:
-        self._short_name = f"sparkdist-{server}-{agent}"
+    def __init__(self, runs: Path, agent: int) -> None:
         self.path = runs / _NAME.format(agent=agent)
         self.code, self.ship = self.path / "parcel/code", self.path / "parcel/ship"
         self.sockets: str | None = None
@@ -50,15 +47,18 @@ class RunFolder:
             self._make_sockets()
 
     def _make_sockets(self) -> None:
-        """Makes a folder with a short name: a socket's path may have 108 bytes at most.
+        """Makes a folder for sockets.
 
         Of its own multiprocessing makes one in every process that needs it, and leaves those of processes
         that are killed, as a DataLoader's workers are by a Python that ends.
         """
-        made = os.path.join(gettempdir(), self._short_name)
-        (self.path / _SOCKETS).symlink_to(made)
-        os.mkdir(made, mode=0o700)
-        self.sockets = made
+        made = self._short_path()
+        made.mkdir(mode=0o700)
+        self.sockets = str(made)
+
+    def _short_path(self) -> Path:
+        # From the name alone: the run's folder may be gone first. A path of a socket has 108 bytes at most.
+        return Path(gettempdir(), f"sparkdist-{self.path.parent.name[-8:]}-{self.path.name}")
 
     def unpack(self, parcel: bytes) -> None:
         """Unpacks what came with the job.
@@ -83,14 +83,13 @@ class RunFolder:
     def remove(self) -> None:
         """Removes all of it, also if somebody has removed the most of it."""
         with suppress(OSError):
-            shutil.rmtree(os.path.join(gettempdir(), self._short_name))
+            shutil.rmtree(self._short_path())
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 def remove_left(runs: Path) -> None:
     """Removes what runs of an earlier server have left, which was killed, and their agents too."""
     for path in runs.glob(_NAME.format(agent="*")):
-        if not os.path.exists(f"/proc/{path.name.partition('-')[2]}"):
-            with suppress(OSError):
-                shutil.rmtree(os.readlink(path / _SOCKETS))
-            shutil.rmtree(path, ignore_errors=True)
+        agent = path.name.partition("-")[2]
+        if not os.path.exists(f"/proc/{agent}"):
+            RunFolder(runs, int(agent)).remove()

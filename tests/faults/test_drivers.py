@@ -30,7 +30,8 @@ def test_a_session_that_another_thread_stops(where: str, clean: None, tmp_path: 
         assert said.get("values") == [0, 1], said
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_driver_that_is_killed(where: str, clean: None, tmp_path: Path, number: signal.Signals):
     others = support.forkservers()
     with driver(where) as made:

@@ -75,26 +75,29 @@ Launcher("plain", num_processes=2).run(programs.announce_and_wait, Path({folder!
 """
 
 
-def test_an_interrupted_notebook_cell(clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
+    """A notebook's kernel, and its client."""
     from jupyter_client.manager import start_new_kernel
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     manager, client = start_new_kernel(kernel_name="python3")
-    try:
-        cell = client.execute(CELL.format(folder=str(tmp_path)))
-        pids = pids_of(tmp_path)
-        manager.interrupt_kernel()
-        end(pids, 5)
-        reply = reply_of(client, cell)
-        assert reply.get("ename") == "KeyboardInterrupt", reply
-        cell = client.execute(
-            "assert Launcher('plain', num_processes=2).launch(programs.rank).values == [0, 1]"
-        )
-        reply = reply_of(client, cell)
-        assert reply["status"] == "ok", reply
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
+    yield manager, client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def test_an_interrupted_notebook_cell(kernel: tuple[Any, Any], clean: None, tmp_path: Path):
+    manager, client = kernel
+    cell = client.execute(CELL.format(folder=str(tmp_path)))
+    pids = pids_of(tmp_path)
+    manager.interrupt_kernel()
+    end(pids, 5)
+    reply = reply_of(client, cell)
+    assert reply.get("ename") == "KeyboardInterrupt", reply
+    cell = client.execute("assert Launcher('plain', num_processes=2).launch(programs.rank).values == [0, 1]")
+    reply = reply_of(client, cell)
+    assert reply["status"] == "ok", reply
 
 
 def reply_of(client: Any, cell: str) -> dict[str, Any]:

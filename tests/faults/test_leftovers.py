@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import pytest
 
+from sparkdist.executor import process
 from tests import support
 from tests.faults import programs
 from tests.faults.ways import Way
@@ -65,3 +67,16 @@ def test_output_as_fast_as_ranks_can_print_does_not_stop_them(fast: Way, capfd: 
     lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("[rank ")]
     assert all(len(line) == 9 + 99 or "dropped" in line for line in lines)
     assert lines[-1].endswith(".")
+
+
+def test_a_rank_that_closes_its_output_costs_its_agent_nothing(fast: Way):
+    assert max(fast.launch(close_output_and_rest).values) < 0.2
+
+
+def close_output_and_rest() -> float:
+    """Returns how many seconds of CPU time the agent took in half a second of rest."""
+    os.close(1)
+    os.close(2)
+    before = process.usage(os.getppid()).cpu
+    time.sleep(0.5)
+    return process.usage(os.getppid()).cpu - before
