@@ -64,6 +64,7 @@ class BarrierJob:
         # Whoever has put this thread in a group can cancel the run by it.
         self._group = self._context.getLocalProperty("spark.jobGroup.id")
         self._ended = threading.Event()
+        self._is_cancelled = False
         self._executors: set[str] = set()
 
     def run(self) -> list[Row]:
@@ -96,13 +97,19 @@ class BarrierJob:
         rdd = tasks.barrier().mapPartitions(by_value(bootstrap, *args))
         if self._profile is not None:
             rdd = rdd.withResources(self._profile)
+        self._check_cancelled()
         return list(rdd.collect())
+
+    def _check_cancelled(self) -> None:
+        if self._is_cancelled:
+            raise RuntimeError("the job was cancelled before it was submitted")
 
     def _run_as_dataframe(self, mapped: Callable[[Iterable[Any]], Iterator[Any]]) -> list[Row]:
         """Runs the job where Spark kills idle workers: only for a DataFrame that can be switched off."""
         numbers = self._session.range(0, self._order.tasks, 1, self._order.tasks)
         with idle_workers_spared(self._session, self._conf):
             frame = numbers.mapInArrow(mapped, ROW_SCHEMA, barrier=True, profile=self._profile)
+            self._check_cancelled()
             return [(json.loads(row["header"]), bytes(row["body"])) for row in frame.collect()]
 
     def _share_host(self) -> Order:
@@ -132,6 +139,7 @@ class BarrierJob:
 
     def cancel(self) -> None:
         """Has Spark cancel the job, also one that is about to be submitted."""
+        self._is_cancelled = True
         threading.Thread(target=self._cancel, name="sparkdist-cancel", daemon=True).start()
 
     def _cancel(self) -> None:

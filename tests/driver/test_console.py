@@ -397,7 +397,7 @@ except TrainingFailed as error:
 
 
 @pytest.fixture
-def run_blocked(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+def run_blocked(tmp_path: Path, clean: None) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
     processes = []
 
     def start(how: str) -> subprocess.Popen[bytes]:
@@ -412,7 +412,7 @@ def run_blocked(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[byt
         process.communicate()
 
 
-def test_ranks_print_on_though_nobody_reads_and_what_dropped_is_counted(run_blocked, tmp_path, clean):
+def test_ranks_print_on_though_nobody_reads_and_what_dropped_is_counted(run_blocked, tmp_path):
     driver = run_blocked("wait")
     assert support.wait_until(lambda: all((tmp_path / f"printed-{rank}").exists() for rank in (0, 1)), 60)
     threading.Timer(1, (tmp_path / "go on").touch).start()  # when the driver's output is read again
@@ -426,7 +426,7 @@ def test_ranks_print_on_though_nobody_reads_and_what_dropped_is_counted(run_bloc
         assert dropped[rank] + len(numbers(out.decode(), rank)) == (32 << 20) // 100 // 1000 * 1000 + 1000
 
 
-def test_a_failure_is_heard_though_nobody_reads(run_blocked, tmp_path, clean):
+def test_a_failure_is_heard_though_nobody_reads(run_blocked, tmp_path):
     driver = run_blocked("fail")
     assert support.wait_until((tmp_path / "printed-1").exists, 60)
     assert support.wait_until((tmp_path / "ended").exists, 15)

@@ -120,7 +120,7 @@ class Terminal:
 
 
 @pytest.fixture
-def open_terminal() -> Iterator[Callable[..., Terminal]]:
+def open_terminal(clean: None) -> Iterator[Callable[..., Terminal]]:
     opened = []
 
     def make(columns: int = 80) -> Terminal:
@@ -133,7 +133,7 @@ def open_terminal() -> Iterator[Callable[..., Terminal]]:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+def start(tmp_path: Path, clean: None) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Starts PROGRAM."""
     started = []
 
@@ -158,7 +158,7 @@ def on(terminal: Terminal) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("how", ["return", "raise", "interrupt"])
-def test_phases_are_seen_and_are_gone_when_the_run_ends(start, open_terminal, tmp_path, clean, how):
+def test_phases_are_seen_and_are_gone_when_the_run_ends(start, open_terminal, tmp_path, how):
     terminal = open_terminal()
     process = start(how, **on(terminal))
     assert terminal.shows("sparkdist: starting 2 ranks")
@@ -187,7 +187,7 @@ def test_phases_are_seen_and_are_gone_when_the_run_ends(start, open_terminal, tm
     assert len(lines) == 5 + len(steps[0]) + len(steps[1])
 
 
-def test_it_fits_its_terminal(start, open_terminal, tmp_path, clean):
+def test_it_fits_its_terminal(start, open_terminal, tmp_path):
     terminal = open_terminal(columns=20)
     process = start(**on(terminal))
     assert terminal.shows(f"{ERASE}sparkdist: starting\r")
@@ -197,7 +197,7 @@ def test_it_fits_its_terminal(start, open_terminal, tmp_path, clean):
     assert process.wait(timeout=30) == 0
 
 
-def test_a_terminal_that_does_not_tell_its_width(start, open_terminal, tmp_path, clean):
+def test_a_terminal_that_does_not_tell_its_width(start, open_terminal, tmp_path):
     terminal = open_terminal(columns=0)
     process = start(**on(terminal))
     (tmp_path / "start").touch()
@@ -211,7 +211,7 @@ def test_a_terminal_that_does_not_tell_its_width(start, open_terminal, tmp_path,
     [(False, {}), (None, {"TERM": "dumb"}), (None, {"TERM": ""})],
     ids=["off", "dumb", "none"],
 )
-def test_terminals_without_it(start, open_terminal, tmp_path, clean, status, env):
+def test_terminals_without_it(start, open_terminal, tmp_path, status, env):
     terminal = open_terminal()
     process = start(status=status, env=env, **on(terminal))
     (tmp_path / "start").touch()
@@ -222,7 +222,7 @@ def test_terminals_without_it(start, open_terminal, tmp_path, clean, status, env
     assert "sparkdist:" not in terminal.text and not CONTROL.search(terminal.text.replace("\r\n", "\n"))
 
 
-def test_a_stderr_that_is_a_file_beside_a_terminal(start, open_terminal, tmp_path, clean):
+def test_a_stderr_that_is_a_file_beside_a_terminal(start, open_terminal, tmp_path):
     terminal = open_terminal()
     with (tmp_path / "err").open("w") as err:
         process = start(**{**on(terminal), "stderr": err})
@@ -239,7 +239,7 @@ def test_a_stderr_that_is_a_file_beside_a_terminal(start, open_terminal, tmp_pat
 
 
 @pytest.mark.parametrize("status", [None, False, True])
-def test_a_plain_file(start, tmp_path, clean, status):
+def test_a_plain_file(start, tmp_path, status):
     (tmp_path / "start").touch()
     log = tmp_path / "log"
     with log.open("w") as file:
@@ -258,7 +258,7 @@ def test_a_plain_file(start, tmp_path, clean, status):
 # --- Spark --------------------------------------------------------------------------------------
 
 
-def test_a_run_that_waits_for_slots(spark, open_terminal, tmp_path, monkeypatch, clean):
+def test_a_run_that_waits_for_slots(spark, open_terminal, tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     gate = str(tmp_path / "gate")
 
