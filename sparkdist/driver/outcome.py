@@ -112,7 +112,8 @@ def _with_lost(
     Nobody is left to speak for them: they have no rows, and their agent was gone without a word.
     """
     missing = sorted(set(range(order.world_size)) - {header["rank"] for header, _ in ranks})
-    lost_at = min(board.lost.values(), default=math.inf)
+    spoke = {header["node"] for header, _ in ranks}  # one of them may have lost its connection alone
+    lost_at = min((at for node, at in board.lost.items() if node not in spoke), default=math.inf)
     if not missing or lost_at > (board.failed_at or math.inf) + _SAME_MOMENT:
         return failures
     message = "its executor was lost" if board.executor_lost else "its Spark worker was lost"

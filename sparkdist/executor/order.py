@@ -13,6 +13,10 @@ class NodeError(SparkdistError, RuntimeError):
     """A node could not start its ranks; the driver turns it into a `PreflightError`."""
 
 
+class NodeLost(NodeError):
+    """A node could not start its ranks because another one has gone; the other one is the cause."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Host:
     """A place for forkservers that the driver and the executors of a local master share.

@@ -111,7 +111,7 @@ def _soft(number: int) -> str:
 
 
 def _was_forking(error: BaseException) -> bool:
-    """Says whether the call that failed was to start a process: what does not block says the same of itself."""
+    """Says whether a call failed that starts a process: what would block says the same of itself."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or frames[-1].lineno is None or frames[-1].colno is None:
         return False
