@@ -203,11 +203,10 @@ class Launcher:
         )
         order, _ = self._equip(order, spark, work)
         job = ConnectJob if session.is_connect(spark) else BarrierJob
-        endpoint = session.control_endpoint(spark, conf)
         return plan(
             order=order,
             make_gang=lambda order: job(spark, conf, order, function, parcel, profile),
-            endpoint=endpoint,
+            endpoint=session.control_endpoint(spark, conf),
             slots=Slots(spark, conf, profile),
         )
 
