@@ -131,6 +131,8 @@ class ControlChannel:
                 self._alarm.cancel()
         if complete:
             self._broadcast({"kind": "complete"})
+            if self._board.lost:  # before they had all come
+                self._broadcast({"kind": "incomplete"})
 
     def _gather(self) -> None:
         if not self._is_stopping:  # else tasks are ending that would have to take part

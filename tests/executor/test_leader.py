@@ -174,3 +174,12 @@ def test_a_node_that_cannot_start_its_ranks_takes_leave(
     with pytest.raises(NodeError, match=reason):
         led(0, os.getpid, **changes).result(timeout=20)
     assert not board.wait(lambda b: bool(b.lost), 0.5)
+
+
+def test_a_node_that_comes_after_one_was_lost_knows_that_not_all_can_be_told(
+    channel: ControlChannel, board: Board, led: Callable[..., Future[list[Row]]]
+):
+    join(channel, 1).close()
+    assert board.wait(lambda b: 1 in b.lost, 10)
+    ((row, _),) = led(0, programs.raise_it, ValueError, "boom").result(timeout=20)
+    assert (row["kind"], row["untold"]) == ("raised", True)
