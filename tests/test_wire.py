@@ -210,7 +210,7 @@ def test_news_reach_the_board_and_orders_the_agents():
         wire.send(first.sock, {"kind": "log", "rank": 1, "stderr": True}, b"a line\n")
         wire.send(first.sock, {"kind": "entered", "rank": 1})
         wire.send(first.sock, {"kind": "outcome", "rank": 1}, b"bytes")
-        wire.send(first.sock, {"kind": "stacks", "stacks": {"1": "a stack"}})
+        wire.send(first.sock, {"kind": "stacks", "stacks": {"1": "a stack"}, "asleep": []})
         wire.send(first.sock, {"kind": "store", "address": "127.0.0.1", "port": 5})
         assert board.wait(lambda b: b.stack_reports == 1, 10)
         assert (list(board.nodes), list(board.entered)) == ([0], [1])
