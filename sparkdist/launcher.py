@@ -178,6 +178,7 @@ class Launcher:
             logs=self.settings.logs,
             idle_timeout=self.settings.idle_timeout,
             logs_json=self.settings.logs_json is not None,
+            max_restarts=self.settings.max_restarts,
             stall_timeout=self.settings.stall_timeout,
             ports=(ports.start, ports.stop - 1) if (ports := self.settings.ports) else None,
             faults=faults,

@@ -131,6 +131,16 @@ except ValueError:
     shutil.copy(os.environ["TORCHELASTIC_ERROR_FILE"], sys.argv[1] + "/error-" + os.environ["RANK"])
 """
 
+# Fails at first, and says each time which try it is.
+TRIES = """
+import os, sys
+from pathlib import Path
+
+tries = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"]
+Path(sys.argv[1], "-".join((os.environ["RANK"], *tries))).touch()
+sys.exit(tries[0] == "0")
+"""
+
 # Every difference from torchrun that we mean: in which runs, what, and why.
 INTENDED = [
     ("*", "env GLOO_SOCKET_IFNAME", "a host whose name resolves to 127.0.0.1 would offer loopback to peers"),
@@ -289,3 +299,14 @@ def test_what_record_wrote_is_the_message_of_a_rank_that_then_exits(tmp_path):
         TorchDistributor(RANKS, True).run(script, tmp_path)
     root = caught.value.root
     assert (root.kind, root.exit_code, root.message) == ("exit", 3, f"ValueError: boom {root.rank}")
+
+
+def test_restarts_are_counted_as_by_torchrun(tmp_path):
+    script, ours, theirs = tmp_path / "tries.py", tmp_path / "ours", tmp_path / "theirs"
+    script.write_text(TRIES)
+    for folder in (ours, theirs):
+        folder.mkdir()
+    TorchDistributor(1, True, max_restarts=2).run(script, ours)
+    command = ["torch.distributed.run", "--nproc-per-node=1", "--max-restarts=2", script, theirs]
+    subprocess.run([sys.executable, "-m", *map(str, command)], stdin=subprocess.DEVNULL, check=True)
+    assert sorted(os.listdir(ours)) == sorted(os.listdir(theirs)) == ["0-0-2", "0-1-2"]

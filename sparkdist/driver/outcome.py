@@ -115,15 +115,16 @@ def _with_lost(
     Nobody is left to speak for them: they have no rows, and their agent was gone without a word.
     """
     missing = sorted(set(range(order.world_size)) - {header["rank"] for header, _ in ranks})
-    lost_at = min(board.lost.values(), default=math.inf)
-    if not missing or lost_at > (board.failed_at or math.inf) + _SAME_MOMENT:
+    spoke = {header["node"] for header, _ in ranks}  # it is their connection alone that may be lost
+    lost = [at for node, at in board.lost.items() if node not in spoke]
+    if not missing or not lost or min(lost) > (board.failed_at or math.inf) + _SAME_MOMENT:
         return failures
     message = "its executor was lost" if board.executor_lost else "its Spark worker was lost"
-    lost = {
+    first = {
         rank: Failure(rank=rank, kind="lost", order=place, message=message, preempted=board.executor_lost)
         for place, rank in enumerate(missing)
     }
-    return lost | {rank: replace(f, order=f.order + len(lost)) for rank, f in failures.items()}
+    return first | {rank: replace(f, order=f.order + len(first)) for rank, f in failures.items()}
 
 
 def _other_python(worker: str, driver: str) -> str:

@@ -20,7 +20,7 @@ from sparkdist.executor import process, report
 from sparkdist.executor.link import Link, dial
 from sparkdist.executor.logs import LogPump
 from sparkdist.executor.meeting import Meeting
-from sparkdist.executor.order import NodeError, Order
+from sparkdist.executor.order import NodeError, NodeLost, Order
 from sparkdist.executor.pulse import Pulse
 from sparkdist.executor.ranks import RETURNED, STACK_SIGNAL, Rank
 from sparkdist.executor.run_folder import RunFolder
@@ -52,17 +52,21 @@ def run_agent(conn: socket.socket, folder: RunFolder, library_fds: set[int]) -> 
         if told is None or function is None or parcel is None:
             return
         take_limits(told[0].get("limits", {}))  # not those that the server happens to have been started with
-        agent = Agent(conn, told[0], folder)
-        agent.staff.prepare(bytes(function[1]), bytes(parcel[1]), library_fds)
+        order = Order.from_json(told[0]["order"])
+        link = Link(dial(order))
         try:
+            agent = Agent(conn, order, told[0], link, folder)
+            agent.staff.prepare(bytes(function[1]), bytes(parcel[1]), library_fds)
             agent.run()
-        except NodeError:
-            agent.link.close()
+        except (BrokenPipeError, ConnectionResetError):
+            raise
+        except BaseException:
+            link.close()  # with a farewell: the other nodes are not to think that this one was lost
             raise
     except (BrokenPipeError, ConnectionResetError):
         pass  # the task is gone
     except NodeError as error:
-        wire.send(conn, {"kind": "error", "message": str(error)})
+        wire.send(conn, {"kind": "lost" if isinstance(error, NodeLost) else "error", "message": str(error)})
     except BaseException as error:
         message = shortage(error) or f"the agent failed:\n{traceback.format_exc()}"
         wire.send(conn, {"kind": "error", "message": message})
@@ -74,12 +78,14 @@ def run_agent(conn: socket.socket, folder: RunFolder, library_fds: set[int]) -> 
 class Agent:
     """The loop over one node's ranks."""
 
-    def __init__(self, conn: socket.socket, message: dict[str, Any], folder: RunFolder) -> None:
-        self.order = Order.from_json(message["order"])
+    def __init__(
+        self, conn: socket.socket, order: Order, message: dict[str, Any], link: Link, folder: RunFolder
+    ) -> None:
+        self.order = order
         self.node = Node(**message["node"])
         self._is_script = self.order.script is not None
         self._conn = conn
-        self.link = Link(dial(self.order))
+        self.link = link
         self.staff = Staff(self.order, self.node, message, folder)
         self._pulse = Pulse(self.order.stall_timeout, self.link.send)
         self._pumps = {rank.rank: LogPump(rank.rank, self._emitter(rank.rank)) for rank in self.staff.ranks}

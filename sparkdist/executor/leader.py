@@ -15,7 +15,7 @@ from typing import Any
 
 from sparkdist import wire
 from sparkdist.executor import packages, warm
-from sparkdist.executor.order import NodeError, Order
+from sparkdist.executor.order import NodeError, NodeLost, Order
 from sparkdist.executor.shortage import limits, soft_limits
 from sparkdist.executor.topology import Node
 from sparkdist.frameworks import resolve
@@ -85,7 +85,7 @@ def lead(
             they cannot all be reached by the driver.
 
     Raises:
-        NodeError: The ranks could not be started, or their agent was lost.
+        NodeError: The ranks could not be started.
     """
     environ = without_secrets(os.environ)
     with _connect(order, site, environ, on_connected) as conn:
@@ -103,9 +103,11 @@ def lead(
             wire.send(conn, {"kind": "function"}, function)
             wire.send(conn, {"kind": "parcel"}, parcel)
             return _answer(conn, gather)
+        except NodeLost as loss:
+            reason = str(loss)
         except OSError:
-            pass  # it was killed
-    return [_lost(rank, node) for rank in range(node.first_rank, node.first_rank + node.size)]
+            reason = "its agent was killed"
+    return [_lost(rank, node, reason) for rank in range(node.first_rank, node.first_rank + node.size)]
 
 
 def _answer(conn: socket.socket, gather: Callable[[str], str]) -> list[Row]:
@@ -113,6 +115,7 @@ def _answer(conn: socket.socket, gather: Callable[[str], str]) -> list[Row]:
 
     Raises:
         NodeError: It could not start its ranks.
+        NodeLost: Not either, because another node has gone.
         OSError: It was lost.
     """
     rows: list[Row] = []
@@ -126,6 +129,8 @@ def _answer(conn: socket.socket, gather: Callable[[str], str]) -> list[Row]:
                 wire.send(conn, {"kind": "store", "store": store})
         elif header["kind"] == "error":
             raise NodeError(header["message"])
+        elif header["kind"] == "lost":
+            raise NodeLost(header["message"])
         else:
             return rows
     raise ConnectionResetError
@@ -197,10 +202,10 @@ def _connect(
     return conn
 
 
-def _lost(rank: int, node: Node) -> Row:
+def _lost(rank: int, node: Node, reason: str) -> Row:
     header = {"kind": "lost", "rank": rank, "node": node.index, "host": socket.gethostname()}
     header |= {
-        "message": "its agent was killed",
+        "message": reason,
         "unheard": True,
         "untold": True,
         "speechless": True,

@@ -43,7 +43,7 @@ class Link:
     lines and outcomes travel as rows.
 
     Attributes:
-        sock: The socket, or None where the driver never answered.
+        sock: The socket, or None where the driver never answered, or all is said.
         up: Whether the driver can be reached.
         waiting: What ranks said and waits to be sent, by its kind, the most urgent first: reports,
             lines, and records of Python's logging. News goes before all of it.
@@ -182,6 +182,7 @@ class Link:
                 self._lose()
         if self.sock:
             self.sock.close()
+            self.sock = None
 
     def _flush(self) -> bool:
         """Says whether the driver has taken all there was; it gets some time for every frame."""

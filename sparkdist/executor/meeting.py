@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sparkdist.executor.link import Link
-from sparkdist.executor.order import NodeError
+from sparkdist.executor.order import NodeLost
 
 
 class Meeting:
@@ -24,8 +24,8 @@ class Meeting:
         self._nodes = nodes
         self._link = link
         self._ask_task = ask_task
-        self._is_asked = self._is_over = False  # the gathering
-        self._is_complete = nodes == 1
+        self._is_asked = False  # to gather
+        self._have_met = self._is_complete = nodes == 1
         self.some_unheard = False
 
     @property
@@ -39,7 +39,7 @@ class Meeting:
 
         Else one whose ranks return at once could be gone when others begin to wait for it.
         """
-        return self._link.up and not (self._is_complete or self._is_over)
+        return self._link.up and not self._have_met
 
     def gather(self) -> None:
         """Has the gang's tasks tell each other where to meet; they all have to take part."""
@@ -49,21 +49,22 @@ class Meeting:
 
     def end(self) -> None:
         """Notes that they have."""
-        self._is_over = True
+        self._have_met = True
         self._link.send({"kind": "gathered", "nodes": self._nodes})
 
     def complete(self) -> None:
         """Notes that all nodes have come to the driver."""
-        self._is_complete, self.some_unheard = True, False
+        self._have_met = self._is_complete = True
+        self.some_unheard = False
 
     def lose_node(self, has_started: bool) -> None:
         """Notes that the driver cannot tell every node of a failure any more.
 
         Raises:
-            NodeError: This node's ranks wait for the driver, and nobody else will tell them to start.
+            NodeLost: This node's ranks wait for the driver, and nobody else will tell them to start.
         """
         if self._nodes == 1:
             return
         self._is_complete = False
         if not has_started and not self._is_asked:
-            raise NodeError("a node lost the driver before all of them had started")
+            raise NodeLost("a node of the gang lost the driver, or was lost, before all had started")

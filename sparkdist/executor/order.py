@@ -13,6 +13,10 @@ class NodeError(SparkdistError, RuntimeError):
     """A node could not start its ranks; the driver turns it into a `PreflightError`."""
 
 
+class NodeLost(NodeError):
+    """A node could not start its ranks because another one has gone; the other one is the cause."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Host:
     """A place for forkservers that the driver and the executors of a local master share.
@@ -72,6 +76,7 @@ class Order:
         ports: The first and last port that the gang's store may listen on; None for any.
         packages: The environment that travels with the application, or None for the nodes' own.
         versions: What the driver has and nodes must have too: versions by name, such as "Python".
+        max_restarts: How many failures start the gang again, as ranks are told.
         stall_timeout: Seconds without a sign of life after which a rank is silent; None for any time.
         modules: Installed modules that the user's code imports on its way to its first line.
         faults: Failures that the user wants, of any rank and attempt.
@@ -98,6 +103,7 @@ class Order:
     logs_json: bool = False
     packages: Packages | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    max_restarts: int = 0
     stall_timeout: float | None = None
     modules: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from sparkdist import values
 from sparkdist.executor import checks
 from sparkdist.executor.shortage import shortage
 
@@ -33,7 +34,7 @@ def import_all(modules: list[str], remedy: str = "") -> str:
         except BaseException as error:
             return (
                 f"import {module} failed on {socket.gethostname()} in {sys.executable}: "
-                f"{type(error).__name__}: {error}. {shortage(error) or remedy}"
+                f"{type(error).__name__}: {values.safe_text(error)}. {shortage(error) or remedy}"
             )
     return ""
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import errno
+import linecache
 import os
+import re
 import resource
 import socket
 import traceback
 
+from sparkdist import values
+
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_FORK = re.compile(rb"(?:\w+\.)*(?:fork|forkpty|_?fork_exec|posix_spawnp?)\(")
 
 
 def shortage(error: BaseException) -> str:
     """Says which limit an error met, on which host, and what to do; "" where it is something else."""
     number = error.errno if isinstance(error, OSError) else None
+    text = values.safe_text(error)
     if number == errno.EMFILE:
         return (
             f"the limit of open files is reached on {socket.gethostname()} (RLIMIT_NOFILE is "
@@ -23,14 +29,14 @@ def shortage(error: BaseException) -> str:
         return (
             f"{socket.gethostname()} has no room for more open files (fs.file-max): close some, or raise it"
         )
-    if str(error) == "can't start new thread" or (number == errno.EAGAIN and _was_forking(error)):
+    if text == "can't start new thread" or (number == errno.EAGAIN and _was_forking(error)):
         return (
             f"no more processes or threads can be started on {socket.gethostname()} (RLIMIT_NPROC is "
             f"{_soft(resource.RLIMIT_NPROC)}, RLIMIT_AS {_soft(resource.RLIMIT_AS)}, and a container has "
             "pids.max of its own): raise it where this process is started (ulimit -u, -v), or start fewer"
         )
     # What the dynamic linker says of a library is no OSError.
-    if number == errno.ENOMEM or isinstance(error, MemoryError) or "failed to map segment" in str(error):
+    if number == errno.ENOMEM or isinstance(error, MemoryError) or "failed to map segment" in text:
         return (
             f"there is no memory left on {socket.gethostname()} (RLIMIT_AS is {_soft(resource.RLIMIT_AS)}; "
             "ulimit -v and spark.executor.pyspark.memory set it): raise that limit, or use less"
@@ -105,6 +111,9 @@ def _soft(number: int) -> str:
 
 
 def _was_forking(error: BaseException) -> bool:
-    # What does not block says the same of itself.
+    """Says whether a call failed that starts a process: what would block says the same of itself."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and "fork" in (frames[-1].line or "")
+    if not frames or frames[-1].lineno is None or frames[-1].colno is None:
+        return False
+    line = linecache.getline(frames[-1].filename, frames[-1].lineno).encode()  # columns count bytes
+    return _FORK.match(line, frames[-1].colno) is not None

@@ -135,6 +135,7 @@ class Staff:
             node_count=self.node.count,
             run_id=self.order.run_id,
             attempt=self.order.attempt,
+            max_restarts=self.order.max_restarts,
             master_addr=address,
             master_port=port,
             interface=interface,

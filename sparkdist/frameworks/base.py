@@ -26,6 +26,7 @@ class Place:
         node_count: Nodes in the gang.
         run_id: The run.
         attempt: 0 for the first try.
+        max_restarts: How many failures start the gang again.
         master_addr: Address of the gang's store, or of node 0 where there is no store.
         master_port: Its port; 0 where there is no store.
         interface: Name of this node's network interface towards master_addr, or "".
@@ -41,6 +42,7 @@ class Place:
     node_count: int
     run_id: str
     attempt: int
+    max_restarts: int
     master_addr: str
     master_port: int
     interface: str

@@ -84,7 +84,7 @@ class Torch(Framework):
             "MASTER_ADDR": place.master_addr,
             "MASTER_PORT": str(place.master_port),
             "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
-            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_MAX_RESTARTS": str(place.max_restarts),
             "TORCHELASTIC_RUN_ID": place.run_id,
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_ERROR_FILE": place.error_file,

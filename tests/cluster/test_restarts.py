@@ -98,6 +98,21 @@ def test_a_lost_executor_is_no_failure_of_the_training(
     assert "executor" in str(root).lower()
 
 
+@pytest.mark.parametrize("which", [min, pytest.param(max, marks=pytest.mark.slow)], ids=["first", "last"])
+def test_an_executor_is_lost_while_a_rank_starts(
+    way: Way, spark: SparkSession, moments: Path, which: Callable[[set[int]], int]
+):
+    with ThreadPoolExecutor(1) as pool:
+        argument = programs.BlocksRank0Once(moments)
+        outcome: Future[Results] = pool.submit(way.launch, programs.take, argument, max_preemptions=None)
+        assert announced(moments, 0, 1)
+        kill(spark, which)
+        results = outcome.result(timeout=90)
+    assert len(results.attempts) == 2
+    root = results.attempts[0].failure
+    assert root and root.preempted and root.kind == "lost"
+
+
 def test_a_killed_spark_worker_is_a_failure(way: Way, spark: SparkSession, moments: Path):
     from tests.cluster.test_lost import workers
 

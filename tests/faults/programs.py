@@ -237,6 +237,22 @@ def block_rank_1() -> None:
         sleep_for_ever()
 
 
+class BlocksRank0Once:
+    """Blocks rank 0 of the first attempt when it is unpickled, once a file of its own says so."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return block_rank_0_once, (self.folder,)
+
+
+def block_rank_0_once(folder: Path) -> None:
+    if rank() == 0 and os.environ["SPARKDIST_ATTEMPT"] == "0":
+        announce_in(folder, 0)
+        sleep_for_ever()
+
+
 class LateRank1:
     """Blocks rank 1 when it is unpickled until the other rank waits for it."""
 
