@@ -115,9 +115,14 @@ def _with_lost(
     Nobody is left to speak for them: they have no rows, and their agent was gone without a word.
     """
     missing = sorted(set(range(order.world_size)) - {header["rank"] for header, _ in ranks})
-    spoke = {header["node"] for header, _ in ranks}  # it is their connection alone that may be lost
-    lost = [at for node, at in board.lost.items() if node not in spoke]
-    if not missing or not lost or min(lost) > (board.failed_at or math.inf) + _SAME_MOMENT:
+    spoke = {header["node"] for header, _ in ranks}  # these lost an agent or a connection, and no more
+    lost_at = min((at for node, at in board.lost.items() if node not in spoke), default=math.inf)
+    others = [at for node, at in board.lost.items() if node in spoke]
+    if (
+        not missing
+        or math.isinf(lost_at)
+        or lost_at > min([board.failed_at or math.inf, *others]) + _SAME_MOMENT
+    ):
         return failures
     message = "its executor was lost" if board.executor_lost else "its Spark worker was lost"
     first = {
