@@ -21,7 +21,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from sparkdist.results import Attempt
+    from sparkdist.results import Attempt, Report
+
+_SHOWN = 16  # of ranks or attempts that a message lists
 
 FailureKind = Literal["exception", "exit", "signal", "lost", "stalled"]
 
@@ -31,9 +33,11 @@ class SparkdistError(Exception):
 
     Attributes:
         attempts: The run's attempts, each of which ended in a failure; empty where there was none.
+        metrics: What ranks had reported until then; see `Results.metrics`.
     """
 
     attempts: tuple[Attempt, ...] = ()
+    metrics: tuple[Report, ...] = ()
 
 
 class ConfigurationError(SparkdistError, ValueError):
@@ -141,12 +145,13 @@ class TrainingFailed(SparkdistError, RuntimeError):
             parts.append("Its last output was:\n" + "\n".join(self.root.log_tail[-20:]))
         others = sorted(f.rank for f in self.failures.values() if f is not self.root)
         if others:
-            shown = ", ".join(map(str, others[:16])) + (", ..." if len(others) > 16 else "")
+            shown = ", ".join(map(str, others[:_SHOWN])) + (", ..." if len(others) > _SHOWN else "")
             parts.append(f"Failed after it: rank {shown} (see .failures).")
         parts += _listing(self.stacks)
         if len(self.attempts) > 1:
-            parts.append(f"That was attempt {len(self.attempts)}. Those before it:")
-            parts += [f"  {attempt.number + 1}: {attempt.cause}" for attempt in self.attempts[:-1]]
+            before = self.attempts[-_SHOWN - 1 : -1]
+            parts.append(f"That was attempt {len(self.attempts)}. Before it (see .attempts):")
+            parts += [f"  {attempt.number + 1}: {attempt.cause}" for attempt in before]
         return "\n".join(parts)
 
 
@@ -179,7 +184,9 @@ class TrainingTimeout(SparkdistError, TimeoutError):
 
     def __str__(self) -> str:
         if self.setting == "start_timeout":
-            ranks = ", ".join(map(str, self.missing[:16])) + (", ..." if len(self.missing) > 16 else "")
+            ranks = ", ".join(map(str, self.missing[:_SHOWN])) + (
+                ", ..." if len(self.missing) > _SHOWN else ""
+            )
             head = f"rank {ranks} had not entered the function after {self.seconds:g} s ({self.phase})"
         else:
             head = f"the run did not end within {self.seconds:g} s ({self.phase})"

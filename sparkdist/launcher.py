@@ -155,18 +155,15 @@ class Launcher:
         at_once = Finder(path.resolve().parent).installed(imports_at_once(path))
         return _Work(b"", parcel, (parcel.script, *map(str, args)), tuple(at_once))
 
-    def _plan(
-        self, spark: SparkSession | None, work: _Work, began: float, faults: tuple[testing.Fault, ...] = ()
-    ) -> Plan:
-        """Prepares the run."""
-        limit = self.settings.timeout
-        plan = partial(Plan, settings=self.settings, deadline=None if limit is None else began + limit)
-        order = Order(
+    def _order(self, work: _Work, faults: tuple[testing.Fault, ...]) -> Order:
+        """Makes the order for a run on the driver; one on Spark has tasks."""
+        settings = self.settings
+        return Order(
             run_id=secrets.token_hex(8),
             attempt=0,
             framework=self._framework_name,
-            launcher=self.settings.launcher,
-            launcher_args=self.settings.torchrun_args,
+            launcher=settings.launcher,
+            launcher_args=settings.torchrun_args,
             world_size=self.num_processes,
             tasks=1,
             processes_per_task=self.num_processes,
@@ -175,14 +172,22 @@ class Launcher:
             threads=max(1, len(os.sched_getaffinity(0)) // self.num_processes),
             control=None,
             token="",
-            logs=self.settings.logs,
-            idle_timeout=self.settings.idle_timeout,
-            logs_json=self.settings.logs_json is not None,
-            max_restarts=self.settings.max_restarts,
-            stall_timeout=self.settings.stall_timeout,
-            ports=(ports.start, ports.stop - 1) if (ports := self.settings.ports) else None,
+            logs=settings.logs,
+            idle_timeout=settings.idle_timeout,
+            logs_json=settings.logs_json is not None,
+            max_restarts=settings.max_restarts,
+            stall_timeout=settings.stall_timeout,
+            ports=(ports.start, ports.stop - 1) if (ports := settings.ports) else None,
             faults=faults,
         )
+
+    def _plan(
+        self, spark: SparkSession | None, work: _Work, began: float, faults: tuple[testing.Fault, ...] = ()
+    ) -> Plan:
+        """Prepares the run."""
+        limit = self.settings.timeout
+        plan = partial(Plan, settings=self.settings, deadline=None if limit is None else began + limit)
+        order = self._order(work, faults)
         function, parcel = work.function, work.parcel.data
         if spark is None:
             gpus = devices.driver_gpus(self.use_gpu, self.num_processes)

@@ -108,7 +108,7 @@ class Settings:
             for, at least so many and at most `num_processes`. None for `num_processes` always.
         resize_wait: Seconds that an elastic attempt waits for slots for all ranks.
         grow: Whether a running elastic gang is ended, and started larger, when there are slots for
-            it; None of this is counted as a restart.
+            it; that is not counted as a restart.
         stall_timeout: Seconds after which ranks that do nothing, neither computing nor reading,
             writing or printing, count as failed; None for never. A rank that waits for its peers in
             a collective does so only if all of them do nothing.

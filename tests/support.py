@@ -180,10 +180,11 @@ def ports_of_spark() -> set[int | tuple[int, int]]:
     for pid in session_processes():
         if _read(pid, "comm").strip() == b"java":
             found.update(_listening_tcp_sockets(pid).values())
+            held = sockets(pid)
             found.update(
                 (int(fields[1].rpartition(":")[2], 16), int(fields[2].rpartition(":")[2], 16))
                 for fields in tcp_sockets(pid)
-                if fields[9] in sockets(pid)
+                if fields[9] in held
             )
     return found
 

@@ -44,6 +44,7 @@ class Board:
         failed_at: When the first of them did (time.monotonic()), or 0.
         lost: When agents were lost, by node: they took no leave (time.monotonic()).
         executor_lost: Whether one of the executors is gone.
+        cancelled: Whether we had the gang's job cancelled.
         reported: When each rank's last report came.
         silent: Ranks that have not done anything for `stall_timeout`.
         outcomes: Pickled outcomes that came over the control channel.
@@ -62,6 +63,7 @@ class Board:
     failed_at: float = 0.0
     lost: dict[int, float] = field(default_factory=dict)
     executor_lost: bool = False
+    cancelled: bool = False
     reported: dict[int, float] = field(default_factory=dict)
     silent: dict[int, Silence] = field(default_factory=dict)
     outcomes: dict[int, bytearray] = field(default_factory=dict)
@@ -86,9 +88,9 @@ class Board:
             return self._changed.wait_for(lambda: reached(self), timeout)
 
     @property
-    def is_ending(self) -> bool:
-        """Whether the attempt, or a part of it, has come to its end."""
-        return self.rows.done() or bool(self.failed or self.returned)
+    def has_rows(self) -> bool:
+        """Whether the gang's rows are there, and not its job's error instead."""
+        return self.rows.done() and self.rows.exception() is None
 
     def add_failed(self, rank: int) -> None:
         """Notes that a rank has failed."""

@@ -21,7 +21,7 @@ from sparkdist.driver.job import answers, by_value
 from sparkdist.driver.local import IMPORTING
 from sparkdist.driver.parcel import package_zip
 from sparkdist.driver.session import Confs, cores_per_task, first_lines, is_local, server_answers
-from sparkdist.driver.slots import connect_cores
+from sparkdist.driver.slots import connect_cores, too_few
 from sparkdist.errors import ConfigurationError, PreflightError
 from sparkdist.executor.leader import Row
 from sparkdist.executor.order import Order
@@ -166,10 +166,7 @@ class ConnectJob:
             return  # then it may have been taken and not been reported
         self.cancel()
         has = "does not have them" if cores is None else f"({self._conf('spark.master')}) has {cores} cores"
-        raise PreflightError(
-            f"the run needs {tasks} slots at once, and the cluster {has}. Ask for fewer processes, or start "
-            "Spark with more cores."
-        )
+        raise PreflightError(too_few(tasks, has))
 
     def cancel(self) -> None:
         """Has Spark cancel the operation, also where it is only about to reach the server."""

@@ -35,7 +35,7 @@ class Growth:
         Raises:
             GangGrows: It is.
         """
-        now, slots = time.monotonic(), min(self._slots.count() or 0, self._most)
+        now, slots = time.monotonic(), min(self._slots.count() or 0, self._most)  # 0: nobody can tell now
         if slots <= self._tasks:
             self._more_since = None
             return

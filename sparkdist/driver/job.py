@@ -143,8 +143,8 @@ class BarrierJob:
         threading.Thread(target=self._cancel, name="sparkdist-cancel", daemon=True).start()
 
     def _cancel(self) -> None:
-        scala = self._context._jsc.sc()
         with suppress(Exception):  # there is no JVM, or no application, any more
+            scala = self._context._jsc.sc()
             scala.cancelJobsWithTag(self._tag)
             while not self._ended.wait(_CANCEL_AGAIN):
                 scala.cancelJobsWithTag(self._tag)
@@ -158,13 +158,15 @@ class BarrierJob:
     def lost_executor(self) -> bool:
         """Says whether an executor that it started on is gone, giving Spark a moment to notice."""
         deadline = time.monotonic() + _NOTICE_TIME
-        while self._executors <= self._executors_now():
-            if time.monotonic() > deadline:
-                return False
+        while self._executors and time.monotonic() < deadline:
+            now = self._executors_now()
+            if now and not self._executors <= now:
+                return True
             time.sleep(_NOTICE_TIME / 20)
-        return True
+        return False
 
     def _executors_now(self) -> set[str]:
+        """Returns the executors, the driver among them; none on a local master, or where nobody can tell."""
         if is_local(self._context.master):
             return set()
         try:

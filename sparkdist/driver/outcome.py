@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sparkdist import values, wire
 from sparkdist.driver.board import Board
+from sparkdist.driver.session import message_of
 from sparkdist.errors import Failure, PreflightError, ResultError, TrainingFailed
 from sparkdist.executor.leader import FAILED, Row
 from sparkdist.executor.order import NodeError, Order
@@ -62,7 +62,7 @@ def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
             if taken
             else f"the gang was lost: {_reason(error)}"
         )
-        raise _lost(order, reason, preempted=bool(taken)) from error
+        raise _lost(order, board, reason, preempted=bool(taken)) from error
     for header, _ in rows:
         if header["kind"] == "error":
             raise PreflightError(header["message"])
@@ -74,32 +74,35 @@ def settle(order: Order, board: Board) -> tuple[RankResult, ...]:
         raise TrainingFailed(failures, order.run_id)
     tasks = sum(header["kind"] == "task" for header, _ in rows)
     if tasks != order.tasks:
-        raise _lost(order, f"only {tasks} of {order.tasks} Spark tasks reported")
+        raise _lost(order, board, f"only {tasks} of {order.tasks} Spark tasks reported")
     stopped = [header for header, _ in ranks if header["kind"] == "stopped"]
     if stopped or len(ranks) != order.world_size:
         reasons = [header["message"] for header in stopped if "message" in header]
-        raise _lost(order, (reasons or ["the ranks were stopped from outside"])[0])
+        raise _lost(order, board, (reasons or ["the ranks were stopped from outside"])[0])
     return tuple(_result(header, blob, board) for header, blob in ranks)
 
 
 def is_called_off(board: Board) -> bool:
     """Says whether the gang's job was cancelled, or its session is gone: then nothing may follow it."""
-    error = board.rows.exception() if board.rows.done() else None
+    error = board.rows.exception() if board.rows.done() and not board.cancelled else None
     return error is not None and _GANG_FAILED not in message_of(error)
 
 
 def _of_driver(error: Exception) -> str:
     """Says what this process, or its disk, has too little of, where that is what an error means."""
-    if isinstance(error, OSError) and is_of_disk(error):
-        folder = Path(error.filename).parent if error.filename else tempfile.tempdir
-        return unusable(folder, error, "TMPDIR; spark.local.dir, with a new session")
-    return shortage(error)
+    if isinstance(error, OSError) and is_of_disk(error) and error.filename:
+        return unusable(Path(error.filename).parent, error, "TMPDIR; spark.local.dir, with a new session")
+    return "" if hasattr(error, "java_exception") else shortage(error)  # Spark's may be an executor's
 
 
-def _lost(order: Order, message: str, preempted: bool = False) -> TrainingFailed:
+def _lost(order: Order, board: Board, message: str, preempted: bool = False) -> TrainingFailed:
+    """Makes the failure of a gang of which no rows came; a rank that was heard to fail is its root."""
+    ranks = sorted(range(order.world_size), key=lambda rank: rank not in board.failed[:1])
+    if board.failed:
+        message = f"rank {board.failed[0]} failed, and how did not reach the driver: {message}"
     failures = {
-        rank: Failure(rank=rank, kind="lost", order=rank, message=message, preempted=preempted)
-        for rank in range(order.world_size)
+        rank: Failure(rank=rank, kind="lost", order=place, message=message, preempted=preempted)
+        for place, rank in enumerate(ranks)
     }
     return TrainingFailed(failures, order.run_id)
 
@@ -112,9 +115,14 @@ def _with_lost(
     Nobody is left to speak for them: they have no rows, and their agent was gone without a word.
     """
     missing = sorted(set(range(order.world_size)) - {header["rank"] for header, _ in ranks})
-    spoke = {header["node"] for header, _ in ranks}  # it is their connection alone that may be lost
-    lost = [at for node, at in board.lost.items() if node not in spoke]
-    if not missing or not lost or min(lost) > (board.failed_at or math.inf) + _SAME_MOMENT:
+    spoke = {header["node"] for header, _ in ranks}  # these lost an agent or a connection, and no more
+    lost_at = min((at for node, at in board.lost.items() if node not in spoke), default=math.inf)
+    others = [at for node, at in board.lost.items() if node in spoke]
+    if (
+        not missing
+        or math.isinf(lost_at)
+        or lost_at > min([board.failed_at or math.inf, *others]) + _SAME_MOMENT
+    ):
         return failures
     message = "its executor was lost" if board.executor_lost else "its Spark worker was lost"
     first = {
@@ -136,14 +144,6 @@ def _reason(error: BaseException) -> str:
     """Returns what Spark says of a job that ended, without the JVM's own stack."""
     lines = [line for line in message_of(error).splitlines() if not line.startswith("\tat ")]
     return "\n".join(lines[:_REASON_LINES]) or values.type_name(error)
-
-
-def message_of(error: BaseException) -> str:
-    """Returns an error's message, of one from Spark's side what the JVM says."""
-    try:
-        return str(error.java_exception.getMessage())  # type: ignore[attr-defined]
-    except Exception:  # it is none of py4j's, or there is no JVM any more
-        return values.safe_text(error)
 
 
 def _failures(rows: list[Row], board: Board) -> dict[int, Failure]:

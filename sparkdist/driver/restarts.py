@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -12,7 +14,7 @@ from sparkdist.driver.budget import Budget
 from sparkdist.driver.console import Console
 from sparkdist.driver.growth import GangGrows, Growth
 from sparkdist.driver.status import Status
-from sparkdist.errors import PreflightError, SparkdistError, TrainingFailed
+from sparkdist.errors import PreflightError, SparkdistError, TrainingFailed, TrainingTimeout
 from sparkdist.results import Attempt, RankResult, Report
 
 
@@ -55,7 +57,7 @@ class Attempts:
                     self._end(started, cause=str(reason))
                 except SparkdistError as error:
                     self._end(started, error)
-                    error.attempts = tuple(self.ended)
+                    self._mark(error)
                     if not isinstance(error, TrainingFailed) or not self._may_follow(error):
                         raise
                     last = error
@@ -89,10 +91,13 @@ class Attempts:
             )
         )
 
+    def _mark(self, error: SparkdistError) -> None:
+        error.attempts, error.metrics = tuple(self.ended), tuple(self.reports)
+
     def _may_follow(self, error: TrainingFailed) -> bool:
         if outcome.is_called_off(self.board):
             return False
-        return self._budget.spend(error.root, bool(self.board.reports))
+        return self._budget.spend(error.root, bool(self.board.reported))
 
     def _tell(self, console: Console) -> None:
         ended = self.ended[-1]
@@ -106,27 +111,43 @@ class Attempts:
 
         Raises:
             PreflightError: There are too few slots for the first attempt.
-            TrainingFailed: There are none any more: the last attempt's failure.
+            TrainingTimeout: The run's time is up.
+            TrainingFailed: There are too few slots for another attempt: the last one's failure.
         """
         slots, settings, most = self._plan.slots, self._plan.settings, self._plan.order.tasks
         if slots is None:
             return None
+        text = f"waiting for {most} slot{'s' * (most > 1)}"
+        console.show(Status(settings.status, lambda: (text, None), self._numbers()))
         per_task = self._order.processes_per_task
         least = -(-(settings.min_processes or self._order.world_size) // per_task)
-        wait = 0.0 if self.ended and self.ended[-1].failure is None else settings.resize_wait  # it has grown
-        if self._order.attempt == 0:
-            tasks = slots.take(least, most, wait)
-        else:
-            text = f"waiting for {most} slot{'s' * (most > 1)}"
-            console.show(Status(settings.status, lambda: (text, None), self._numbers()))
-            try:
-                tasks = slots.wait(least, most, wait, settings.start_timeout)
-            except PreflightError as error:
-                if last is None:
-                    raise
-                last.add_note(f"It was not started again: {error}")
-                raise last from None
+        has_grown = self.ended and self.ended[-1].failure is None
+        left = self._time_left()
+        wait = 0.0 if has_grown else min(settings.resize_wait, left)
+        try:
+            if self._order.attempt == 0:
+                tasks = slots.take(least, most, wait, left)
+            else:
+                tasks = slots.wait(least, most, wait, min(settings.start_timeout, left))
+        except PreflightError as error:
+            raise self._without_slots(error, text, last) from (last and last.__cause__)
         if tasks == most:
             return None
         self._order = replace(self._order, tasks=tasks, world_size=tasks * per_task)
         return Growth(slots, tasks, most, settings.resize_wait) if settings.grow else None
+
+    def _time_left(self) -> float:
+        deadline = self._plan.deadline
+        return math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+
+    def _without_slots(self, error: PreflightError, text: str, last: TrainingFailed | None) -> SparkdistError:
+        """Returns what a run ends with that has too few slots for an attempt."""
+        found: SparkdistError = error
+        if not self._time_left():
+            assert self._plan.settings.timeout is not None
+            found = TrainingTimeout("timeout", self._plan.settings.timeout, {}, phase=f"still {text}")
+        elif last is not None:
+            last.add_note(f"It was not started again: {error}")
+            found = last
+        self._mark(found)
+        return found

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sparkdist import values
 from sparkdist.errors import PreflightError
 from sparkdist.executor.topology import address_towards
 
@@ -42,7 +43,7 @@ def choose(local_mode: bool | None, given: SparkSession | None) -> SparkSession 
         )
     if is_connect(session) and not hasattr(session, "registerProgressHandler"):
         raise PreflightError("Spark Connect needs pyspark 4.0 or newer; a classic session runs on 3.5, too")
-    if _is_stopped(session):
+    if is_stopped(session):
         raise PreflightError("the Spark session has been stopped; start a new one")
     return session
 
@@ -99,10 +100,11 @@ def _active() -> SparkSession | None:
             return client  # type: ignore[no-any-return]
     # The first is the thread's own; a thread that has none sees the application's.
     session = SparkSession.getActiveSession() or SparkSession._instantiatedSession
-    return None if session is None or _is_stopped(session) else session  # stopped, and so not active
+    return None if session is None or is_stopped(session) else session  # stopped, and so not active
 
 
-def _is_stopped(session: SparkSession) -> bool:
+def is_stopped(session: SparkSession) -> bool:
+    """Says whether a session has been stopped."""
     if is_connect(session):
         return session.is_stopped  # type: ignore[attr-defined,no-any-return]
     return session.sparkContext._jsc is None
@@ -134,6 +136,14 @@ def first_lines(error: BaseException) -> str:
     details = getattr(error, "details", None)  # of gRPC
     text = str(details() if callable(details) else error)
     return text.partition("\n\nJVM stacktrace:")[0].strip() or type(error).__name__
+
+
+def message_of(error: BaseException) -> str:
+    """Returns an error's message, of one from Spark's side what the JVM says."""
+    try:
+        return str(error.java_exception.getMessage())  # type: ignore[attr-defined]
+    except Exception:  # it is none of py4j's, or there is no JVM any more
+        return values.safe_text(error)
 
 
 def control_endpoint(session: SparkSession, conf: Confs) -> tuple[str, str]:

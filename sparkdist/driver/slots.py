@@ -6,8 +6,16 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sparkdist.driver.outcome import message_of
-from sparkdist.driver.session import Confs, cores_per_task, is_connect, is_local
+from sparkdist.driver.devices import TASK_GPUS
+from sparkdist.driver.session import (
+    Confs,
+    cores_per_task,
+    is_connect,
+    is_local,
+    is_stopped,
+    message_of,
+    server_answers,
+)
 from sparkdist.errors import PreflightError
 
 if TYPE_CHECKING:
@@ -17,10 +25,12 @@ if TYPE_CHECKING:
 
 _REGISTER_TIME = 5.0  # s that executors get to register before there are too few slots
 _LOOK_AGAIN = 0.1  # s; Spark has no event for a registered executor
+_ANSWER_TIME = 1.0  # s
 _LOOK_AGAIN_ON_CONNECT = 1.0  # s; every look is a small query there
 
-# Confs that say how many partitions a range has, where that would be the number of cores.
-_HIDING = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
+# Confs that say how many partitions a range has, where that would be the number of cores, or that have
+# something else than cores decide.
+_HIDING = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism", TASK_GPUS)
 
 
 class Slots:
@@ -36,19 +46,30 @@ class Slots:
     """
 
     def __init__(self, session: SparkSession, conf: Confs, profile: ResourceProfile | None) -> None:
+        self._session = session
         self._master = conf("spark.master")
         self._is_connect = is_connect(session)
-        self.count: Callable[[], int | None] = (
+        self._count: Callable[[], int | None] = (
             (lambda: _of_cores(session, conf, profile))
             if self._is_connect
             else _classic_counter(session.sparkContext, profile)
         )
 
-    def take(self, least: int, most: int, resize_wait: float) -> int:
+    def count(self) -> int | None:
+        """Returns how many there are, free or not; None where nobody can tell, or not now."""
+        if self._is_connect and not server_answers(self._session, _ANSWER_TIME):
+            return None  # its client would try for ten minutes
+        try:
+            return self._count()
+        except Exception:  # there is no JVM, or no session, any more: the job will say so
+            return None
+
+    def take(self, least: int, most: int, resize_wait: float, limit: float) -> int:
         """Returns how many tasks a run's first gang may have; see `wait`."""
         if self._is_connect and least == most:
             return most  # the job itself watches for too few, which costs no query
-        return self.wait(least, most, resize_wait, _REGISTER_TIME)
+        patience = max(_REGISTER_TIME, resize_wait if least < most else 0.0)
+        return self.wait(least, most, resize_wait, min(patience, limit))
 
     def wait(self, least: int, most: int, resize_wait: float, patience: float) -> int:
         """Waits for a gang's slots.
@@ -63,7 +84,7 @@ class Slots:
             How many tasks it may have; `most` where Connect hides how many slots there are.
 
         Raises:
-            PreflightError: There are too few.
+            PreflightError: There are too few, or the session was stopped.
         """
         began = time.monotonic()
         while (slots := self.count()) is not None and slots < most:
@@ -72,20 +93,24 @@ class Slots:
             if slots >= least and (waited >= resize_wait or is_final):
                 return slots
             if slots < least and (waited >= patience or is_final):
-                raise PreflightError(self._too_few(least, slots))
+                raise PreflightError(too_few(least, f"({self._master}) has {slots}"))
             time.sleep(_LOOK_AGAIN_ON_CONNECT if self._is_connect else _LOOK_AGAIN)
+            if is_stopped(self._session):
+                raise PreflightError("the Spark session has been stopped")
         if slots is None and least < most:
             raise PreflightError(
-                "min_processes: this session does not tell how many slots there are; that takes one without "
-                f"resources=, {' and '.join(_HIDING)}. Leave min_processes out."
+                "min_processes: this session does not tell how many slots there are; on Connect that takes "
+                f"one without resources=, {', '.join(_HIDING)}. Leave min_processes out."
             )
         return most
 
-    def _too_few(self, needed: int, slots: int) -> str:
-        return (
-            f"the run needs {needed} slots at once, and the cluster ({self._master}) has {slots}. Ask for "
-            "fewer processes, or start Spark with more cores."
-        )
+
+def too_few(needed: int, has: str) -> str:
+    """Returns what to say of a cluster that has too few slots, and how many it has."""
+    return (
+        f"the run needs {needed} slots at once, and the cluster {has}. Ask for fewer processes, or start "
+        "Spark with more cores."
+    )
 
 
 def _classic_counter(context: SparkContext, profile: ResourceProfile | None) -> Callable[[], int]:

@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import Protocol
 
 from sparkdist import wire
-from sparkdist.driver import outcome
 from sparkdist.driver.board import Board
 from sparkdist.driver.control import ControlChannel
-from sparkdist.driver.growth import Growth
+from sparkdist.driver.growth import GangGrows, Growth
+from sparkdist.driver.session import message_of
 from sparkdist.driver.stall import Stalls, with_last_lines
 from sparkdist.errors import TrainingFailed, TrainingTimeout
 from sparkdist.executor.last_words import rows_in
@@ -103,7 +103,7 @@ class Watch:
         except BaseException as error:
             reason, last_words = error, None
             with suppress(Exception):  # a JVM that has just died cannot say what it said
-                last_words = rows_in(outcome.message_of(error))
+                last_words = rows_in(message_of(error))
             if last_words is None:
                 self._board.note(lambda board: board.rows.set_exception(reason))
                 return
@@ -141,7 +141,15 @@ class Watch:
                 self.end(wire.GRACE)
                 raise TrainingFailed(with_last_lines(failures, self.rows()), self._order.run_id, stacks)
             if self._growth and not self._board.returned:
-                self._growth.look()
+                self._grow(self._growth)
+
+    def _grow(self, growth: Growth) -> None:
+        try:
+            growth.look()
+        except GangGrows:
+            self.end(wire.GRACE)
+            if len(self._board.returned) < self._order.world_size:  # else it was done just then
+                raise
 
     def _reach(self, reached: Callable[[Board], bool], pause: float = threading.TIMEOUT_MAX) -> bool:
         """Waits until something holds; returns False when `pause` seconds passed before."""
@@ -166,7 +174,7 @@ class Watch:
 
     def rows(self) -> list[Row]:
         """Returns the gang's rows, and says if they show that executors could not reach the driver."""
-        rows = [] if self._board.rows.exception() else self._board.rows.result()
+        rows = self._board.rows.result() if self._board.has_rows else []
         # A killed agent says nothing about the driver.
         told = [header for header, _ in rows if header["kind"] != "lost"]
         if any(header.get("unheard") or header["kind"] in LINES for header in told):
@@ -203,5 +211,6 @@ class Watch:
             raise
 
     def _cancel(self) -> None:
+        self._board.cancelled = True
         with suppress(Exception):  # what ended the gang is to be told, not that Spark is gone
             self._gang.cancel()

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdist import PreflightError, Results, TrainingFailed
+from sparkdist import PreflightError, Results, TrainingFailed, TrainingTimeout
 from tests import support
 from tests.cluster import clusters
 from tests.cluster.clusters import Cluster
@@ -140,6 +140,12 @@ def test_fewer_slots_than_min_processes(way: Way, cluster: Cluster):
     least = cluster.slots + 1
     with pytest.raises(PreflightError, match=f"needs {least} slots at once"):
         way.launch(programs.rank, num_processes=least + 1, min_processes=least, resize_wait=0)
+
+
+def test_slots_are_waited_for_no_longer_than_the_run_may_take(way: Way, cluster: Cluster):
+    least = cluster.slots + 1
+    with pytest.raises(TrainingTimeout, match="waiting for"):
+        way.launch(programs.rank, num_processes=least + 1, min_processes=least, resize_wait=60, timeout=1)
 
 
 @pytest.mark.slow

@@ -23,15 +23,16 @@ def _way(request: pytest.FixtureRequest, name: str) -> Iterator[Way]:
 
 # Each of its interpreters imports torch: seconds for every run.
 TORCHRUN_ON_SPARK = pytest.param("torchrun-spark", marks=pytest.mark.slow)
+TORCHRUN = pytest.param("torchrun-local", marks=pytest.mark.slow)
 
 
-@pytest.fixture(params=["fast-spark", "fast-local", TORCHRUN_ON_SPARK, "torchrun-local"])
+@pytest.fixture(params=["fast-spark", "fast-local", TORCHRUN_ON_SPARK, TORCHRUN])
 def way(request: pytest.FixtureRequest) -> Iterator[Way]:
     """Every launcher at every place: for what a launcher could get wrong."""
     yield from _way(request, request.param)
 
 
-@pytest.fixture(params=["fast-spark", "fast-local", "torchrun-local"])
+@pytest.fixture(params=["fast-spark", "fast-local", TORCHRUN])
 def lean(request: pytest.FixtureRequest) -> Iterator[Way]:
     """Every launcher and every place, but not their product, which takes long."""
     yield from _way(request, request.param)

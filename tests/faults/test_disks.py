@@ -25,14 +25,17 @@ folder, how, moment = sys.argv[1:4]
 driving.mount(folder)
 os.environ["TMPDIR"] = folder
 assert tempfile.gettempdir() == folder
+home = f"sparkdist-{os.getpid()}-"
+rest = lambda: [name for name in os.listdir(folder) if not name.startswith(home)]
 if moment == "between two runs":
     assert driving.launch(True).values == [0, 1]
+    assert support.wait_until(lambda: not rest(), 5)  # an agent cleans up when the values are here
 driving.spoil(folder, how)
 told = [driving.attempt(True), driving.attempt(True, ship=[large])]
 driving.mend(folder, how)
 driving.ends_well(True)
-home = f"sparkdist-{os.getpid()}-"
-print(json.dumps([*told, [name for name in os.listdir(folder) if not name.startswith(home)]]))
+support.wait_until(lambda: not rest(), 5)
+print(json.dumps([*told, rest()]))
 """
 
 

@@ -129,7 +129,7 @@ def test_a_module_and_a_shipped_file_change_between_two_runs(
         data.write_text(text)
         plugin.write_text(text)
         work = __import__("changing_module").work
-        run = launcher(fast, ship=[data, plugin])
+        run = launcher(fast, ship=[module, data, plugin])
         values = [
             run.launch(program, *args).values[1]
             for program, args in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
 import time
@@ -12,10 +13,17 @@ from typing import Any, NoReturn
 
 import pytest
 
-from sparkdist import ConfigurationError, Launcher, Results, TrainingFailed, TrainingTimeout
+from sparkdist import (
+    ConfigurationError,
+    Launcher,
+    Results,
+    TrainingFailed,
+    TrainingTimeout,
+    testing,
+)
 from tests import support
 from tests.faults import programs
-from tests.faults.ways import Way
+from tests.faults.ways import Way, running
 
 
 class Flaky(Exception):
@@ -80,6 +88,22 @@ def test_after_the_last_restart_the_error_names_every_attempt(fast: Way):
     ]
     assert error.root.message == "attempt 2" and isinstance(error.__cause__, Worse)
     assert "That was attempt 3" in str(error) and "  1: rank 1 raised" in str(error)
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == str(error) and len(copy.attempts) == 3
+
+
+def test_a_killed_agent_is_a_failure(fast: Way, tmp_path: Path):
+    with running(fast, tmp_path, max_restarts=1) as run:
+        os.kill(run.agent, signal.SIGKILL)
+        run.go.touch()
+        attempts = run.outcome.result(timeout=30).attempts
+    assert [attempt.number for attempt in attempts] == [0, 1] and "agent" in (attempts[0].cause or "")
+
+
+def test_a_stall_is_a_failure(fast: Way):
+    testing.fail(rank=1, attempt=0, after_steps=0, how="stop")
+    results = fast.launch(programs.rank, max_restarts=1, stall_timeout=1)
+    assert [attempt.failure and attempt.failure.kind for attempt in results.attempts] == ["stalled", None]
 
 
 def test_without_max_restarts_there_is_one_attempt(fast: Way):
@@ -174,6 +198,23 @@ def test_preemptions_have_a_budget_of_their_own(fast: Way):
 def test_five_preemptions_in_a_row_without_a_report_end_the_run():
     way = Way("fast", True, Path())
     assert len(failure(way, 99, "SIGTERM", max_preemptions=None).attempts) == 5
+
+
+def test_a_report_makes_up_for_preemptions():
+    way = Way("fast", True, Path())
+    results = way.launch(report_and_end, 6, max_preemptions=None)
+    assert len(results.attempts) == 7
+    assert [report.attempt for report in results.metrics if report.rank == 1] == list(range(7))
+
+
+def report_and_end(attempts: int) -> None:
+    from sparkdist import report
+
+    report({"attempt": attempt()})
+    if attempt() < attempts:
+        if programs.rank() == 0:
+            programs.sleep_for_ever()
+        end("SIGTERM")
 
 
 # --- what ends a run at once --------------------------------------------------------------------
