@@ -175,7 +175,16 @@ def test_nothing_to_launch():
 
 
 @places
-@pytest.mark.parametrize("thing", ["SparkSession", "SparkContext", "DataFrame", "lock", "open file"])
+@pytest.mark.parametrize(
+    "thing",
+    [
+        "SparkSession",
+        pytest.param("SparkContext", marks=pytest.mark.classic),
+        "DataFrame",
+        "lock",
+        "open file",
+    ],
+)
 def test_a_closure_that_cannot_travel(local_mode, thing, spark, tmp_path: Path):
     with open(tmp_path / "data", "w") as stream:
         captured = {
