@@ -18,6 +18,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_training_script_reaches_its_target_under_torchrun():
     ended = run(*TORCHRUN, str(EXAMPLES / "train_digits.py"))
     assert ended.returncode == 0, ended.stderr
@@ -26,12 +27,14 @@ def test_training_script_reaches_its_target_under_torchrun():
     assert float(epochs[-1][1]) >= 97
 
 
+@pytest.mark.slow
 def test_training_script_fails_below_its_target():
     ended = run(*TORCHRUN, str(EXAMPLES / "train_digits.py"), "--epochs=1", "--target=1.01")
     assert ended.returncode != 0
     assert re.search(r"test accuracy \d+\.\d\d% is below the target of 101\.00%", ended.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_demo_trains_on_spark_and_shows_where_the_time_went():
     ended = run(str(EXAMPLES / "digits.py"))

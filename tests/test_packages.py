@@ -20,6 +20,8 @@ import venv_pack
 from sparkdist import ConfigurationError, Launcher, PreflightError
 from tests.test_reach import run_driver
 
+pytestmark = pytest.mark.slow
+
 HERE = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 

@@ -20,9 +20,8 @@ import sparkdist
 from sparkdist import Launcher, TorchDistributor
 
 ROOT = Path(__file__).parents[1]
-pytestmark = pytest.mark.timeout(
-    300
-)  # a driver of its own makes many runs, and all count as one test's setup
+# A driver of its own makes many runs, and all count as one test's setup.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def run_driver(folder: Path, program: str, python: Path | None = None) -> tuple[dict[str, Any], str]:

@@ -23,6 +23,8 @@ from tests.cluster import clusters
 from tests.cluster.clusters import Cluster, Host
 from tests.cluster.test_layout import check_training
 
+pytestmark = pytest.mark.slow
+
 RANKS = 4
 PORTS = "29500-29599"
 DRIVER_ADDRESS, ADDRESSES = "10.77.0.1", ("10.77.0.2", "10.77.0.3")

@@ -12,6 +12,8 @@ import pytest
 from sparkdist import Launcher, PreflightError
 from tests.test_packages import OURS, Packer, launcher, looker, refusal, relinked, wheel
 
+pytestmark = pytest.mark.slow
+
 
 def test_ranks_run_in_a_packed_environment(spark, clean, tmp_path):
     archive = Packer(tmp_path).pack("env", OURS)

@@ -75,9 +75,9 @@ def test_a_following_spark_worker_is_killed(fast: Way, tmp_path: Path):
     assert {failure.kind for failure in error.failures.values()} == {"lost"}
 
 
-def test_sparks_python_daemon_is_killed(on_spark: Way, pytestconfig: pytest.Config, tmp_path: Path):
+def test_sparks_python_daemon_is_killed(fast_on_spark: Way, pytestconfig: pytest.Config, tmp_path: Path):
     """It is needed to start Spark's workers only; but a server that was started below it ends with it."""
-    with running(on_spark, tmp_path) as run:
+    with running(fast_on_spark, tmp_path) as run:
         daemon = support.parents()[leading_worker()]
         assert "pyspark.daemon" in support.arguments(daemon)
         os.kill(daemon, signal.SIGKILL)
