@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import gettempdir
 
+from sparkdist.executor import process
 from sparkdist.executor.order import NodeError
 from sparkdist.executor.shortage import unusable
 from sparkdist.executor.unpack import unpack
@@ -90,6 +90,6 @@ class RunFolder:
 def remove_left(runs: Path) -> None:
     """Removes what runs of an earlier server have left, which was killed, and their agents too."""
     for path in runs.glob(_NAME.format(agent="*")):
-        agent = path.name.partition("-")[2]
-        if not os.path.exists(f"/proc/{agent}"):
-            RunFolder(runs, int(agent)).remove()
+        agent = int(path.name.partition("-")[2])
+        if process.is_exiting(agent):  # or gone
+            RunFolder(runs, agent).remove()
