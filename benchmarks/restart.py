@@ -115,14 +115,20 @@ def torchrun() -> Callable[[], Figures]:
     return run
 
 
-def killed_executor() -> Callable[[], Figures]:
+def cluster() -> Any:
+    """Starts a session and returns Spark's own context, once both executors are there."""
     from pyspark.sql import SparkSession
-
-    from sparkdist import TorchDistributor
 
     session(CLUSTER)
     scala = SparkSession.getActiveSession().sparkContext._jsc.sc()  # type: ignore[union-attr]
     wait(lambda: executors(scala) == 2)
+    return scala
+
+
+def killed_executor() -> Callable[[], Figures]:
+    from sparkdist import TorchDistributor
+
+    scala = cluster()
 
     def run() -> Figures:
         with tempfile.TemporaryDirectory() as folder:
@@ -161,13 +167,9 @@ def wait(condition: Callable[[], bool]) -> None:
 
 def new_cluster() -> Callable[[], Figures]:
     """The first launch on executors that are there."""
-    from pyspark.sql import SparkSession
-
     from sparkdist import TorchDistributor
 
-    session(CLUSTER)
-    scala = SparkSession.getActiveSession().sparkContext._jsc.sc()  # type: ignore[union-attr]
-    wait(lambda: executors(scala) == 2)
+    cluster()
 
     def run() -> Figures:
         with tempfile.TemporaryDirectory() as folder:

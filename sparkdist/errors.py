@@ -15,7 +15,7 @@ Every one carries its facts as attributes, pickles, and says in its message what
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -145,8 +145,7 @@ class TrainingFailed(SparkdistError, RuntimeError):
             parts.append("Its last output was:\n" + "\n".join(self.root.log_tail[-20:]))
         others = sorted(f.rank for f in self.failures.values() if f is not self.root)
         if others:
-            shown = ", ".join(map(str, others[:_SHOWN])) + (", ..." if len(others) > _SHOWN else "")
-            parts.append(f"Failed after it: rank {shown} (see .failures).")
+            parts.append(f"Failed after it: rank {listed(others)} (see .failures).")
         parts += _listing(self.stacks)
         if len(self.attempts) > 1:
             before = self.attempts[-_SHOWN - 1 : -1]
@@ -184,14 +183,17 @@ class TrainingTimeout(SparkdistError, TimeoutError):
 
     def __str__(self) -> str:
         if self.setting == "start_timeout":
-            ranks = ", ".join(map(str, self.missing[:_SHOWN])) + (
-                ", ..." if len(self.missing) > _SHOWN else ""
-            )
+            ranks = listed(self.missing)
             head = f"rank {ranks} had not entered the function after {self.seconds:g} s ({self.phase})"
         else:
             head = f"the run did not end within {self.seconds:g} s ({self.phase})"
         parts = [f"{head}; all ranks were stopped. Raise {self.setting}= if it needs longer."]
         return "\n".join(parts + _listing(self.stacks))
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Returns ranks for a message: the first ones where there are many."""
+    return ", ".join(map(str, ranks[:_SHOWN])) + (", ..." if len(ranks) > _SHOWN else "")
 
 
 def _listing(stacks: Mapping[int, str]) -> list[str]:

@@ -207,7 +207,7 @@ def test_news_reach_the_board_and_orders_the_agents():
     with channel() as (opened, board, lines):
         first, second = Agent(opened), Agent(opened)
         wire.send(first.sock, {"kind": "hello", "node": 0, "nodes": 1})
-        wire.send(first.sock, {"kind": "log", "rank": 1, "stderr": True}, b"a line\n")
+        wire.send(first.sock, {"kind": "log", "rank": 1, "stderr": True, "dropped": 2}, b"a line\n")
         wire.send(first.sock, {"kind": "entered", "rank": 1})
         wire.send(first.sock, {"kind": "outcome", "rank": 1}, b"bytes")
         wire.send(first.sock, {"kind": "stacks", "stacks": {"1": "a stack"}, "asleep": []})
@@ -215,7 +215,7 @@ def test_news_reach_the_board_and_orders_the_agents():
         assert board.wait(lambda b: b.stack_reports == 1, 10)
         assert (list(board.nodes), list(board.entered)) == ([0], [1])
         assert (board.outcomes, board.stacks) == ({1: b"bytes"}, {1: "a stack"})
-        assert lines == [(1, True, b"a line\n")]
+        assert lines == [(1, True, b"a line\n", 2)]
         third = Agent(opened)  # one that comes late hears what matters, too
         for agent in (second, third):
             assert receive(agent.sock) == ({"kind": "store", "address": "127.0.0.1", "port": 5}, b"")

@@ -19,8 +19,7 @@ class TorchDistributor:
         local_mode: True: on the driver. False: in Spark tasks. None: in Spark tasks when a session
             is active, else on the driver without any Spark.
         use_gpu: True: one GPU per rank, an error where there are too few. False: CPU. None: GPUs
-            where there are any. On the driver only as yet: a session that offers GPUs to tasks is
-            refused unless it is False.
+            where there are any: those of the driver, or those that Spark gives to tasks.
         _ssl_conf: Name of the Spark conf that allows training where spark.ssl.enabled is true.
         **settings: See `sparkdist.Settings`.
 

@@ -27,7 +27,7 @@ _SEND_TIME = struct.pack("ll", 5, 0)  # s and us that a frozen agent may hold up
 _STACKS_TIME = 3.0  # s that agents get to send stacks
 _GATHER_AFTER = 5.0  # s that nodes have to connect after the first one
 
-LogWriter = Callable[..., None]
+LogWriter = Callable[[int, bool, bytes, int], None]
 RecordWriter = Callable[[int, bytes], None]
 
 
@@ -38,7 +38,7 @@ class ControlChannel:
         bind: Address to listen on.
         advertise: Address that agents are told.
         board: Where news is written.
-        write_log: Gets (rank, is_stderr, whole lines), and how many were dropped before, if any.
+        write_log: Gets (rank, is_stderr, whole lines, how many were dropped before).
         write_records: Gets (rank, what it said through Python's logging, as lines of JSON).
         ports: First and last port it may listen on; None for any.
 
@@ -214,8 +214,7 @@ class ControlChannel:
     def _take(self, header: wire.Header, body: bytearray) -> None:
         kind = header["kind"]
         if kind == "log":
-            dropped = [header["dropped"]] if header.get("dropped") else []
-            self._write_log(header["rank"], header["stderr"], bytes(body), *dropped)
+            self._write_log(header["rank"], header["stderr"], bytes(body), header["dropped"])
         elif kind == "report":
             progress.take(self._board, header.get("rank"), bytes(body))
         elif kind == "record":

@@ -87,7 +87,12 @@ class Slots:
             PreflightError: There are too few, or the session was stopped.
         """
         began = time.monotonic()
-        while (slots := self.count()) is not None and slots < most:
+        while True:
+            if is_stopped(self._session):
+                raise PreflightError("the Spark session has been stopped")
+            slots = self.count()
+            if slots is None or slots >= most:
+                break
             waited = time.monotonic() - began
             is_final = is_local(self._master)  # the slots of a local master are all there from the start
             if slots >= least and (waited >= resize_wait or is_final):
@@ -95,8 +100,6 @@ class Slots:
             if slots < least and (waited >= patience or is_final):
                 raise PreflightError(too_few(least, f"({self._master}) has {slots}"))
             time.sleep(_LOOK_AGAIN_ON_CONNECT if self._is_connect else _LOOK_AGAIN)
-            if is_stopped(self._session):
-                raise PreflightError("the Spark session has been stopped")
         if slots is None and least < most:
             raise PreflightError(
                 "min_processes: this session does not tell how many slots there are; on Connect that takes "

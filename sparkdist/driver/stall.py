@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from sparkdist.driver.board import Board, Silence
 from sparkdist.driver.control import ControlChannel
-from sparkdist.errors import Failure
+from sparkdist.errors import Failure, listed
 from sparkdist.executor.leader import Row
 from sparkdist.executor.order import Order
 from sparkdist.frameworks import Framework, resolve
@@ -112,12 +112,8 @@ def _all_wait(waits: Mapping[int, str], seconds: float) -> str:
     head = f"all {len(waits)} ranks that are left have waited for each other for {seconds:.0f} s"
     if len(by_operation) == 1:
         return f"{head}, in {next(iter(by_operation))}()"
-    places = "; ".join(f"{name}(): rank {_some(ranks)}" for name, ranks in by_operation.items())
+    places = "; ".join(f"{name}(): rank {listed(ranks)}" for name, ranks in by_operation.items())
     return f"{head}, in different operations ({places})"
-
-
-def _some(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
 
 
 def operation(stack: str, framework: Framework) -> str:

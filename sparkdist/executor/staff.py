@@ -1,4 +1,4 @@
-"""The ranks of one node as a group: how they come to life, what they are told, how they are asked."""
+"""The ranks of one node as a group: how they come to life, and what they are told."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sparkdist.executor.node_launcher import NodeLauncher
 from sparkdist.executor.order import NodeError, Order
 from sparkdist.executor.ranks import Rank
 from sparkdist.executor.run_folder import RunFolder
+from sparkdist.executor.shortage import shortage
 from sparkdist.executor.topology import Node
 from sparkdist.frameworks import Place, resolve
 from sparkdist.rank_context import RankContext
@@ -93,9 +94,8 @@ class Staff:
         try:
             listener = wire.bind(address, self.order.ports)
         except OSError as error:
-            raise NodeError(
-                f"the gang's store cannot listen on {socket.gethostname()}: {error.strerror}"
-            ) from error
+            reason = shortage(error) or error.strerror
+            raise NodeError(f"the gang's store cannot listen on {socket.gethostname()}: {reason}") from error
         with listener:
             port = int(listener.getsockname()[1])
             if self.framework.has_store:

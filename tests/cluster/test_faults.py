@@ -125,7 +125,7 @@ def test_a_timeout_shows_the_stacks_of_all_nodes(way: Way):
 
 def test_a_rank_that_does_not_enter_the_function(way: Way):
     with pytest.raises(TrainingTimeout) as caught:
-        way.launch(programs.take, programs.BlocksRank1(), start_timeout=3)
+        way.launch(programs.take, programs.Unpickled(programs.block_rank_1), start_timeout=3)
     assert (caught.value.setting, caught.value.missing) == ("start_timeout", (1,))
     assert "in block_rank_1" in caught.value.stacks[1]
 

@@ -103,7 +103,7 @@ def test_an_executor_is_lost_while_a_rank_starts(
     way: Way, spark: SparkSession, moments: Path, which: Callable[[set[int]], int]
 ):
     with ThreadPoolExecutor(1) as pool:
-        argument = programs.BlocksRank0Once(moments)
+        argument = programs.Unpickled(programs.block_rank_0_once, moments)
         outcome: Future[Results] = pool.submit(way.launch, programs.take, argument, max_preemptions=None)
         assert announced(moments, 0, 1)
         kill(spark, which)

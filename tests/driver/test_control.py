@@ -168,7 +168,9 @@ def test_nodes_that_are_ending_do_not_gather_any_more(channel, peers, board, mon
 def test_lines_of_many_agents_stay_whole(channel, peers, board, lines):
     def speak(agent, rank):
         for i in range(200):
-            wire.send(agent, {"kind": "log", "rank": rank, "stderr": False}, b"%d of %d\n" % (i, rank))
+            wire.send(
+                agent, {"kind": "log", "rank": rank, "stderr": False, "dropped": 0}, b"%d of %d\n" % (i, rank)
+            )
         wire.send(agent, {"kind": "returned", "rank": rank})
 
     agents = [join(peers, channel) for _ in range(8)]
@@ -179,7 +181,9 @@ def test_lines_of_many_agents_stay_whole(channel, peers, board, lines):
         thread.join()
     assert board.wait(lambda b: len(b.returned) == 8, PATIENCE)
     for rank in range(8):
-        assert [line for r, _, line in lines if r == rank] == [b"%d of %d\n" % (i, rank) for i in range(200)]
+        assert [line for r, _, line, _ in lines if r == rank] == [
+            b"%d of %d\n" % (i, rank) for i in range(200)
+        ]
 
 
 GARBAGE = {

@@ -11,9 +11,9 @@ from sparkdist.driver.board import Board
 from sparkdist.driver.outcome import settle
 from sparkdist.executor.last_words import GangLost, rows_in
 from sparkdist.executor.leader import Row
-from tests.driver.test_status import order
+from tests import orders
 
-ORDER = order(2)
+ORDER = orders.plain(2)
 LOST = {"kind": "lost", "rank": 1, "node": 1, "host": "b", "message": "nobody there", "speechless": True}
 RAISED = {
     "kind": "raised",

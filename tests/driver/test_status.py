@@ -27,8 +27,7 @@ from sparkdist.driver.board import Board
 from sparkdist.driver.console import Console
 from sparkdist.driver.outlet import Outlet
 from sparkdist.driver.status import Status, phase_of
-from sparkdist.executor.order import Order
-from tests import support
+from tests import orders, support
 
 ROOT = Path(__file__).parents[2]
 ERASE = "\r\x1b[K"
@@ -331,31 +330,11 @@ def test_a_notebook_shows_it_and_keeps_nothing_of_it(function, allowed):
 # --- words --------------------------------------------------------------------------------------
 
 
-def order(size: int) -> Order:
-    return Order(
-        run_id="r",
-        attempt=0,
-        framework="plain",
-        launcher="fast",
-        launcher_args=(),
-        world_size=size,
-        tasks=size,
-        processes_per_task=1,
-        script=None,
-        env={},
-        threads=1,
-        control=None,
-        token="",
-        logs="all",
-        idle_timeout=1.0,
-    )
-
-
 def test_phases():
     board, now = Board(), time.monotonic()
 
     def words(size: int = 8) -> str:
-        return phase_of(order(size), board, lambda: "still waiting for 8 slots")[0]
+        return phase_of(orders.plain(size), board, lambda: "still waiting for 8 slots")[0]
 
     assert words() == "waiting for 8 slots"
     board.nodes[0] = now
@@ -365,7 +344,7 @@ def test_phases():
     board.entered |= dict.fromkeys(range(5), now)
     assert words() == "starting 8 ranks on 2 executors (5 ready)"
     board.entered |= dict.fromkeys(range(5, 8), now + 1)
-    assert phase_of(order(8), board, lambda: "") == ("running", now + 1)
+    assert phase_of(orders.plain(8), board, lambda: "") == ("running", now + 1)
     board.failed.append(3)
     assert words() == "rank 3 failed, ending the others"
 

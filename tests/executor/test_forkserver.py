@@ -20,9 +20,8 @@ import pytest
 
 from sparkdist import values, wire
 from sparkdist.executor import warm
-from sparkdist.executor.order import Order
 from sparkdist.executor.topology import Node
-from tests import support
+from tests import orders, support
 
 ROOT = str(Path(__file__).parents[2])
 SOON = 5.0  # s; a server looks at what it depends on once a second
@@ -103,25 +102,8 @@ def call(conn, home, function, *args):
 
 def order(conn, home, function, *args):
     """Tells an agent of a run of one rank."""
-    run = Order(
-        run_id="run",
-        attempt=0,
-        framework="plain",
-        launcher="fast",
-        launcher_args=(),
-        world_size=1,
-        tasks=1,
-        processes_per_task=1,
-        script=None,
-        env={},
-        threads=1,
-        control=None,
-        token="",
-        logs="none",
-        idle_timeout=600.0,
-    )
     message = {
-        "order": run.to_json(),
+        "order": orders.plain(1).to_json(),
         "node": asdict(Node(0, 1, (0,), 0, 1)),
         "environ": dict(os.environ),
         "sys_path": [str(home.modules), *sys.path],

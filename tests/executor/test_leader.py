@@ -23,7 +23,7 @@ from sparkdist.executor.leader import Row, Site, lead
 from sparkdist.executor.link import dial
 from sparkdist.executor.order import NodeError, Order
 from sparkdist.executor.topology import Node
-from tests import support
+from tests import orders, support
 from tests.faults import programs
 
 ROOT = str(Path(__file__).parents[2])
@@ -36,7 +36,7 @@ def board() -> Board:
 
 @pytest.fixture
 def channel(board: Board) -> Iterator[ControlChannel]:
-    with ControlChannel("127.0.0.1", "127.0.0.1", board, lambda rank, is_stderr, data: None) as channel:
+    with ControlChannel("127.0.0.1", "127.0.0.1", board, lambda *line: None) as channel:
         yield channel
 
 
@@ -48,23 +48,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def order_of(channel: ControlChannel) -> Order:
-    return Order(
-        run_id="run",
-        attempt=0,
-        framework="plain",
-        launcher="fast",
-        launcher_args=(),
-        world_size=2,
-        tasks=2,
-        processes_per_task=1,
-        script=None,
-        env={},
-        threads=1,
-        control=channel.address,
-        token=channel.token.hex(),
-        logs="none",
-        idle_timeout=600.0,
-    )
+    return orders.plain(2, control=channel.address, token=channel.token.hex())
 
 
 @pytest.mark.parametrize("other", ["comes late", "never comes"])

@@ -127,11 +127,14 @@ def raise_it_large(size: int) -> NoReturn:
     raise ValueError("x" * size)
 
 
-class FailsToUnpickle:
-    """Pickles on the driver; raises on a rank."""
+class Unpickled:
+    """Calls something where it is unpickled: on a rank, before the function is entered."""
+
+    def __init__(self, call: Callable[..., Any], *args: Any) -> None:
+        self.call = call, args
 
     def __reduce__(self) -> Any:
-        return fail_on_a_rank, ()
+        return self.call
 
 
 def fail_on_a_rank() -> NoReturn:
@@ -225,45 +228,20 @@ def one_each(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
     return first() if rank() == 0 else second()
 
 
-class BlocksRank1:
-    """Blocks rank 1 when it is unpickled, so before the function is entered."""
-
-    def __reduce__(self) -> Any:
-        return block_rank_1, ()
-
-
 def block_rank_1() -> None:
     if rank() == 1:
         sleep_for_ever()
 
 
-class BlocksRank0Once:
-    """Blocks rank 0 of the first attempt when it is unpickled, once a file of its own says so."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __reduce__(self) -> Any:
-        return block_rank_0_once, (self.folder,)
-
-
 def block_rank_0_once(folder: Path) -> None:
+    """Blocks rank 0 of the first attempt, once a file of its own says so."""
     if rank() == 0 and os.environ["SPARKDIST_ATTEMPT"] == "0":
         announce_in(folder, 0)
         sleep_for_ever()
 
 
-class LateRank1:
-    """Blocks rank 1 when it is unpickled until the other rank waits for it."""
-
-    def __init__(self, waiting: Path) -> None:
-        self.waiting = waiting
-
-    def __reduce__(self) -> Any:
-        return come_late, (self.waiting,)
-
-
 def come_late(waiting: Path) -> Path:
+    """Blocks rank 1 until the other rank waits for it."""
     while rank() == 1 and not waiting.exists():
         time.sleep(0.01)
     return waiting
@@ -329,13 +307,6 @@ def announce_and_return(folder: Path, go: Path) -> int:
     while not go.exists():
         time.sleep(0.01)
     return rank()
-
-
-class StopsRank1:
-    """Stops rank 1 when it is unpickled, so before the function is entered."""
-
-    def __reduce__(self) -> Any:
-        return stop_rank_1, ()
 
 
 def stop_rank_1() -> None:

@@ -17,7 +17,9 @@ def test_one_rank_returns_early_and_the_other_trains_on(lean: Way, tmp_path: Pat
 
 
 def test_one_rank_starts_late(fast: Way, tmp_path: Path):
-    assert fast.launch(programs.meet, programs.LateRank1(tmp_path / "waiting")).values == [2.0, 2.0]
+    assert fast.launch(
+        programs.meet, programs.Unpickled(programs.come_late, tmp_path / "waiting")
+    ).values == [2.0, 2.0]
 
 
 def test_one_rank_is_frozen_for_a_while(fast: Way, tmp_path: Path):

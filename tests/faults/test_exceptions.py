@@ -107,7 +107,7 @@ def test_a_text_of_any_size(fast: Way):
 
 
 def test_a_failure_before_the_function_is_entered(lean: Way):
-    error = lean.failure(programs.take, programs.FailsToUnpickle())
+    error = lean.failure(programs.take, programs.Unpickled(programs.fail_on_a_rank))
     assert error.root.kind == "exception" and error.root.message == "not here"
     assert "in fail_on_a_rank" in error.root.traceback
 

@@ -23,6 +23,7 @@ from sparkdist import (
 )
 from tests import support
 from tests.faults import programs
+from tests.faults.test_killed import leading_worker
 from tests.faults.ways import Way, running
 
 
@@ -98,6 +99,15 @@ def test_a_killed_agent_is_a_failure(fast: Way, tmp_path: Path):
         run.go.touch()
         attempts = run.outcome.result(timeout=30).attempts
     assert [attempt.number for attempt in attempts] == [0, 1] and "agent" in (attempts[0].cause or "")
+
+
+def test_a_killed_spark_worker_is_a_failure(fast_on_spark: Way, tmp_path: Path):
+    """Of which no row comes: what Spark says of its job decides, on Connect in other words."""
+    with running(fast_on_spark, tmp_path, max_restarts=1) as run:
+        os.kill(leading_worker(), signal.SIGKILL)
+        run.go.touch()
+        attempts = run.outcome.result(timeout=60).attempts
+    assert [attempt.failure and attempt.failure.kind for attempt in attempts] == ["lost", None]
 
 
 def test_a_stall_is_a_failure(fast: Way):

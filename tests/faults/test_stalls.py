@@ -142,7 +142,9 @@ def test_a_rank_that_is_stopped_before_the_function(on_driver: Way):
     on_driver.launch(programs.rank)  # warm
     began = time.monotonic()
     with pytest.raises(TrainingTimeout) as caught:
-        on_driver.launch(programs.take, programs.StopsRank1(), start_timeout=2, stall_timeout=LIMIT)
+        on_driver.launch(
+            programs.take, programs.Unpickled(programs.stop_rank_1), start_timeout=2, stall_timeout=LIMIT
+        )
     assert 2 <= time.monotonic() - began < 2 + PROMPT
     assert (caught.value.setting, caught.value.missing) == ("start_timeout", (1,))
     assert "is stopped" in caught.value.stacks[1]

@@ -64,7 +64,9 @@ def test_all_threads_are_shown_and_no_rank_that_has_ended(fast: Way):
 
 def test_a_rank_that_does_not_enter_the_function(lean: Way):
     lean.launch(programs.rank)
-    error = timeout_of(lean, programs.take, programs.BlocksRank1(), start_timeout=limit(lean))
+    error = timeout_of(
+        lean, programs.take, programs.Unpickled(programs.block_rank_1), start_timeout=limit(lean)
+    )
     assert error.missing == (1,)
     assert "rank 1 had not entered the function" in str(error)
     assert "in block_rank_1" in error.stacks[1]
