@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FORWARDED = (
+    "HOROVOD_*",
     "NCCL_*",
     "GLOO_*",
     "TORCH_*",

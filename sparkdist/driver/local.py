@@ -60,7 +60,7 @@ class LocalRun:
         Raises:
             NodeError: The ranks could not be started.
         """
-        node = Node(0, 1, (0,), 0, self._order.world_size)
+        node = Node(0, (0,), (self._order.world_size,))
         rows = lead(self._order, node, self._site(), self._function, self._parcel, self._connected)
         return [*rows, ({"kind": "task", "partition": 0}, b"")]
 

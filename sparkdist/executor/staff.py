@@ -130,9 +130,8 @@ class Staff:
             rank=self.node.first_rank + local,
             local_rank=local,
             world_size=self.order.world_size,
-            local_world_size=self.node.size,
+            local_sizes=tuple(self.node.sizes),  # JSON has made it a list
             node=self.node.index,
-            node_count=self.node.count,
             run_id=self.order.run_id,
             attempt=self.order.attempt,
             max_restarts=self.order.max_restarts,

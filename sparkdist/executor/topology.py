@@ -25,19 +25,30 @@ class Node:
 
     Attributes:
         index: Its place in the gang.
-        count: Nodes in the gang.
         tasks: Its Spark partitions, ascending; the first one leads.
-        first_rank: The rank of its local rank 0.
-        size: Its number of ranks.
+        sizes: The numbers of ranks of all the gang's nodes, by index.
         peer: A host of the gang other than its own, or "" where all share one.
     """
 
     index: int
-    count: int
     tasks: tuple[int, ...]
-    first_rank: int
-    size: int
+    sizes: tuple[int, ...]
     peer: str = ""
+
+    @property
+    def count(self) -> int:
+        """Nodes in the gang."""
+        return len(self.sizes)
+
+    @property
+    def size(self) -> int:
+        """Its number of ranks."""
+        return self.sizes[self.index]
+
+    @property
+    def first_rank(self) -> int:
+        """The rank of its local rank 0."""
+        return sum(self.sizes[: self.index])
 
     @property
     def leader(self) -> int:
@@ -57,13 +68,13 @@ def nodes(addresses: Sequence[str], world_size: int, processes_per_task: int) ->
     for partition, address in enumerate(addresses):
         groups.setdefault(address, []).append(partition)
     hosts = [host_of(address) for address in groups]
-    found, first_rank = [], 0
-    for index, tasks in enumerate(groups.values()):
-        size = min(len(tasks) * processes_per_task, world_size - first_rank)
-        peer = next((host for host in hosts if host != hosts[index]), "")
-        found.append(Node(index, len(groups), tuple(tasks), first_rank, size, peer))
-        first_rank += size
-    return found
+    sizes: list[int] = []
+    for tasks in groups.values():
+        sizes.append(min(len(tasks) * processes_per_task, world_size - sum(sizes)))
+    return [
+        Node(index, tuple(tasks), tuple(sizes), next((host for host in hosts if host != hosts[index]), ""))
+        for index, tasks in enumerate(groups.values())
+    ]
 
 
 def visible_devices(addresses: Sequence[str], preset: str | None) -> str:

@@ -14,6 +14,7 @@ __all__ = ["Framework", "Place", "resolve"]
 # (framework, launcher) -> where its plug-in lives; modules load only when asked for.
 _PLUGINS = {
     ("plain", "fast"): "sparkdist.frameworks.plain:Plain",
+    ("horovod", "fast"): "sparkdist.frameworks.horovod:Horovod",
     ("torch", "fast"): "sparkdist.frameworks.torch:Torch",
     ("torch", "torchrun"): "sparkdist.frameworks.torchrun:Torchrun",
 }

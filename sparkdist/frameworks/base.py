@@ -21,9 +21,8 @@ class Place:
         rank: 0 to world_size - 1; ranks are numbered node by node.
         local_rank: 0 to local_world_size - 1, within the node.
         world_size: Ranks in the gang.
-        local_world_size: Ranks on this node.
+        local_sizes: The numbers of ranks of all nodes, by node.
         node: Index of the node, 0 to node_count - 1. A node is one executor, or the driver.
-        node_count: Nodes in the gang.
         run_id: The run.
         attempt: 0 for the first try.
         max_restarts: How many failures start the gang again.
@@ -37,9 +36,8 @@ class Place:
     rank: int
     local_rank: int
     world_size: int
-    local_world_size: int
+    local_sizes: tuple[int, ...]
     node: int
-    node_count: int
     run_id: str
     attempt: int
     max_restarts: int
@@ -48,6 +46,16 @@ class Place:
     interface: str
     threads: int
     error_file: str
+
+    @property
+    def local_world_size(self) -> int:
+        """Ranks on this node."""
+        return self.local_sizes[self.node]
+
+    @property
+    def node_count(self) -> int:
+        """Nodes in the gang."""
+        return len(self.local_sizes)
 
 
 class Framework:

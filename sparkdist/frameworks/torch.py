@@ -98,18 +98,8 @@ class Torch(Framework):
         return env
 
     def after_fork(self, environ: Mapping[str, str]) -> None:
-        """Sets the thread count, which the forkserver kept at 1, and seeds anew what ranks draw from.
-
-        The forkserver's state would give all ranks of all its runs the same random numbers.
-        """
-        import torch
-
-        threads = environ["OMP_NUM_THREADS"].partition(",")[0].strip()  # OpenMP takes one per level
-        if threads.isdecimal() and int(threads):
-            torch.set_num_threads(int(threads))
-        torch.default_generator.seed()  # not torch.seed(): GPUs start from a fixed seed
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()
+        """See `refresh`."""
+        refresh(environ)
         _outlive_destroyed_groups()
 
     def show_waits(self) -> None:
@@ -132,6 +122,21 @@ class Torch(Framework):
             return str(message["message"] if isinstance(message, dict) else message)
         except (OSError, ValueError, KeyError, TypeError):
             return ""
+
+
+def refresh(environ: Mapping[str, str]) -> None:
+    """Sets the thread count, which the forkserver kept at 1, and seeds anew what ranks draw from.
+
+    The forkserver's state would give all ranks of all its runs the same random numbers.
+    """
+    import torch
+
+    threads = environ["OMP_NUM_THREADS"].partition(",")[0].strip()  # OpenMP takes one per level
+    if threads.isdecimal() and int(threads):
+        torch.set_num_threads(int(threads))
+    torch.default_generator.seed()  # not torch.seed(): GPUs start from a fixed seed
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
 
 
 def _with_a_frame(method: Any) -> Any:

@@ -104,7 +104,7 @@ def order(conn, home, function, *args):
     """Tells an agent of a run of one rank."""
     message = {
         "order": orders.plain(1).to_json(),
-        "node": asdict(Node(0, 1, (0,), 0, 1)),
+        "node": asdict(Node(0, (0,), (1,))),
         "environ": dict(os.environ),
         "sys_path": [str(home.modules), *sys.path],
         "cwd": str(home.folder),

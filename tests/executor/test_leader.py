@@ -64,7 +64,7 @@ def test_a_node_whose_ranks_return_at_once_stays_until_all_have_met(
 
     with ThreadPoolExecutor(1) as pool:
         rows: Future[list[Row]] = pool.submit(
-            lead, order, Node(0, 2, (0,), 0, 1), site, values.dumps((os.getpid, (), {})), b"", gather=gather
+            lead, order, Node(0, (0,), (1, 1)), site, values.dumps((os.getpid, (), {})), b"", gather=gather
         )
         assert board.wait(lambda b: 0 in b.returned, 30)
         with pytest.raises(NotYet):
@@ -90,7 +90,7 @@ def led(channel: ControlChannel, site: Site) -> Iterator[Callable[..., Future[li
         def start(index: int, function: object, *args: object, **changes: Any) -> Future[list[Row]]:
             parcel = changes.pop("parcel", b"")
             order = replace(order_of(channel), **changes)
-            node, data = Node(index, 2, (index,), index, 1), values.dumps((function, args, {}))
+            node, data = Node(index, (index,), (1, 1)), values.dumps((function, args, {}))
             return pool.submit(lead, order, node, site, data, parcel, agents.append)
 
         yield start

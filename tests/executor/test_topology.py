@@ -21,7 +21,7 @@ def shape(addresses, world_size, per_task=1):
 
 
 def test_one_executor_holds_the_whole_gang():
-    assert topology.nodes(["h:1"] * 3, 3, 1) == [Node(0, 1, (0, 1, 2), 0, 3)]
+    assert topology.nodes(["h:1"] * 3, 3, 1) == [Node(0, (0, 1, 2), (3,))]
 
 
 def test_interleaved_executors_are_numbered_one_by_one_and_task_0s_first():

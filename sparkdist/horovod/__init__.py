@@ -1,0 +1,1 @@
+"""Real Horovod on Spark, behind the names of `horovod.spark` and `sparkdl`."""
