@@ -68,11 +68,14 @@ def build_command(
 
 
 def _uninstall(shop: Workshop) -> None:
-    if found := installed():
-        shop.uninstall()
-        click.echo(f"removed Horovod {found.version}")
-    else:
+    found = installed()
+    if found is None:
         click.echo("Horovod is not installed: nothing to do")
+        return
+    shop.uninstall()
+    if found.folder.exists():
+        raise BuildError(f"pip left {found.folder} alone: it is outside this Python's own folders")
+    click.echo(f"removed Horovod {found.version}")
 
 
 @horovod_group.command("check")

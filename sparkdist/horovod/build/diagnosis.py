@@ -60,7 +60,7 @@ def diagnose(problem: BaseException | str) -> Diagnosis | None:
 _PACKAGES = {"pytorch": "torch"}
 
 _KNOWN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    (r"No module named '?horovod'?(?!\.)", "Horovod is not installed", (BUILD,)),
+    (r"No module named '?horovod\b(?!\.)", "Horovod is not installed", (BUILD,)),
     (
         r"Extension horovod\.(?P<name>\w+) has not been built",
         "Horovod is installed without its extension for {name}",

@@ -45,7 +45,7 @@ class Edit:
         if count == self.count:
             path.write_text(edited)
             return True
-        if count == 0 and re.search(self.done, text):
+        if count == 0 and path.is_file() and re.search(self.done, text):
             return False
         missing = "" if path.is_file() else " (there is no such file)"
         raise BuildError(
@@ -56,7 +56,7 @@ class Edit:
 
 _CXX_14 = r"set\(CMAKE_CXX_STANDARD 14\)"
 _CXX_17 = r"set(CMAKE_CXX_STANDARD 17)"
-_CXX_NEW = r"set\(CMAKE_CXX_STANDARD (?:17|2\d)\)"
+_CXX_NEW = r"(?m)^\s*set\(CMAKE_CXX_STANDARD (?:17|2\d)\)"
 
 EDITS = (
     Edit("CMakeLists.txt", _CXX_14, _CXX_17, _CXX_NEW, "torch >= 2.1 needs C++17"),

@@ -182,7 +182,7 @@ def _key(
         "mpi": tools.mpi if "HOROVOD_WITH_MPI" in env else None,
         "cuda": [tools.torch_cuda, str(tools.cuda)] if any(name in env for name in _GPU_OPERATIONS) else None,
         "frameworks": dict(frameworks),
-        "must": sorted(included & frameworks.keys()),
+        "must": sorted(included & frameworks.keys() - {"torch"}),
         "env": given | dict(env),
         "edits": patches.digest(),
     }
