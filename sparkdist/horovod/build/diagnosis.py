@@ -67,6 +67,12 @@ _KNOWN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         (BUILD + " --with {name}",),
     ),
     (
+        # Without its extension, `import horovod.torch` prints that and goes on.
+        r"module '?horovod\.(?P<name>torch|tensorflow|mxnet)'? has no attribute '?(?:init|rank|size)\b",
+        "Horovod is installed without its extension for {name}",
+        (BUILD + " --with {name}",),
+    ),
+    (
         r"No module named '?horovod\.(?P<name>torch|tensorflow|mxnet)\.",
         "Horovod's extension for {name} is incomplete",
         (BUILD + " --with {name}",),
