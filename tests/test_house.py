@@ -16,13 +16,15 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 FRAMEWORKS = ("torch", "tensorflow", "keras", "horovod", "deepspeed", "jax", "lightning", "mlflow", "ray")
 FRAMEWORK = re.compile(rf"(?i)(?<![a-z])(?:{'|'.join(FRAMEWORKS)})(?:run|elastic)?(?![a-z])")
-HOMES = ("frameworks", "distributors", "data", "checkpoint", "ml", "hvd", "keras", "cli")
+HOMES = ("frameworks", "distributors", "data", "checkpoint", "ml", "horovod", "hvd", "keras", "cli")
 
 # Where else a framework is named, in code that is no docstring or comment, and why.
 EXEMPT = {
     ("__init__.py", "TorchDistributor"): "the public name",
     ("__init__.py", "distributors.torch"): "and its home",
     ("__init__.py", "sparkdist.distributors.torch"): "and its home",
+    ("__init__.py", "distributors.horovod_runner"): "the home of another",
+    ("__init__.py", "sparkdist.distributors.horovod_runner"): "the same",
     ("settings.py", "TORCH_*"): "variables that are forwarded",
     ("settings.py", "PYTORCH_*"): "variables that are forwarded",
     ("settings.py", "torchrun_args"): "a setting, and settings are defined once",

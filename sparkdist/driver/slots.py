@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sparkdist.driver.devices import TASK_GPUS
+from sparkdist.driver.devices import TASK_GPUS, gpus_of_tasks
 from sparkdist.driver.session import (
     Confs,
+    choose,
+    confs,
     cores_per_task,
     is_connect,
     is_local,
@@ -106,6 +108,31 @@ class Slots:
                 f"one without resources=, {', '.join(_HIDING)}. Leave min_processes out."
             )
         return most
+
+
+def all_slots(spark: SparkSession | None, profile: ResourceProfile | None) -> int:
+    """Returns how many ranks fill a cluster: one per slot, or one per GPU of its slots.
+
+    Args:
+        spark: The session; None for the active one.
+        profile: The tasks' resource profile.
+
+    Raises:
+        PreflightError: There is no usable session, it has no slots, or it does not tell how many.
+    """
+    session = choose(False, spark)
+    assert session
+    conf = confs(session)
+    slots = Slots(session, conf, profile)
+    slots.wait(1, 1, 0.0, _REGISTER_TIME)  # executors of a new application may be registering
+    count = slots.count()
+    if count is None:
+        raise PreflightError(
+            "this session does not tell how many slots there are; on Connect that takes one without "
+            f"resources=, {', '.join(_HIDING)}. Name the number of ranks."
+        )
+    gpus, _ = gpus_of_tasks(conf, profile)
+    return count * max(1, int(gpus))
 
 
 def too_few(needed: int, has: str) -> str:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from sparkdist.horovod.callback import LogCallback
     from sparkdist.rank_context import log_to_driver
 
-_HOMES = {
+# Loaded when first asked for: ranks use some of these, and never need what is the driver's.
+_HOME_OF = {
     "HorovodRunner": "distributors.horovod_runner",
     "LogCallback": "horovod.callback",
     "log_to_driver": "rank_context",
@@ -33,9 +34,9 @@ __all__ = ["HorovodRunner", "LogCallback", "log_to_driver", "run", "run_elastic"
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"sparkdist.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"sparkdist.{_HOME_OF[name]}"), name)
     globals()[name] = value
     return value
 
