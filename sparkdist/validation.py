@@ -41,6 +41,18 @@ def optional_bool(name: str, value: object) -> bool | None:
     return value
 
 
+def check_bool(name: str, value: object) -> None:
+    """Checks that `value` is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be True or False, not {value!r}")
+
+
+def stream(name: str, value: object) -> None:
+    """Checks that `value`, if it is any, takes text."""
+    if value is not None and not callable(getattr(value, "write", None)):
+        raise ConfigurationError(f"{name} must be a stream of text, such as an open file, not {value!r}")
+
+
 def looks_secret(name: str) -> bool:
     """Says whether an environment variable's name looks like a credential's."""
     return bool(re.search("TOKEN(?!IZERS)|SECRET|PASSW|KEY|CREDENTIAL", name.upper()))
