@@ -130,8 +130,8 @@ def _own(caller: str) -> tuple[RankContext, Callable[[dict[str, Any]], None]]:
         raise RuntimeError(f"this process is not a rank: {caller}() works in a function started by sparkdist")
     if os.getpid() != _process:
         raise RuntimeError(
-            f"this process is a child of rank {_current.rank}, such as a DataLoader worker: call {caller}() in "
-            "the rank's own process, where the training loop is"
+            f"this process is a child of rank {_current.rank}, such as a DataLoader worker: call {caller}() "
+            "in the rank's own process, where the training loop is"
         )
     return _current, _tell
 

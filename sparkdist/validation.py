@@ -18,14 +18,15 @@ from sparkdist.errors import ConfigurationError
 ARCHIVES = (".tar.gz", ".tgz", ".zip")
 
 
-def integer(name: str, value: object, at_least: int) -> int:
+def integer(name: str, value: object, at_least: float = -math.inf) -> int:
     """Returns `value` as an int if it is an integer, numpy's too, of at least so much (bool is none).
 
     Raises:
         ConfigurationError: It is not.
     """
     if not isinstance(value, Integral) or isinstance(value, bool) or value < at_least:
-        raise ConfigurationError(f"{name} must be an integer of at least {at_least}, not {value!r}")
+        least = f" of at least {at_least}" if math.isfinite(at_least) else ""
+        raise ConfigurationError(f"{name} must be an integer{least}, not {value!r}")
     return int(value)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any, ClassVar, Literal, Unpack
 
 from sparkdist import validation
@@ -36,15 +35,11 @@ class HorovodRunner:
     def __init__(
         self, *, np: int, driver_log_verbosity: Literal["all", "log_callback_only"] = "log_callback_only"
     ) -> None:
-        if not isinstance(np, Integral) or isinstance(np, bool):
-            raise ConfigurationError(
-                f"np must be an integer, not {np!r}: so many ranks in Spark tasks, or if negative on the driver"
-            )
+        self._np = validation.integer("np", np)
         validation.check_choice("driver_log_verbosity", driver_log_verbosity, tuple(_LOGS))
-        if np == 0:
+        if self._np == 0:
             text = "np=0, for all slots of the cluster, is deprecated: name the number of ranks"
             warnings.warn(text, DeprecationWarning, stacklevel=2)
-        self._np = int(np)
         self._logs = _LOGS[driver_log_verbosity]
 
     @classmethod

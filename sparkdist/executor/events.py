@@ -39,7 +39,7 @@ def tell(fd: int, header: wire.Header) -> None:
 
 
 def wait_until_read(pipes: Iterable[int]) -> None:
-    """Waits a moment for the agent to read what is in other pipes, so that what is told next comes after it."""
+    """Waits a moment until the agent has read other pipes, so that what is told next comes after that."""
     deadline = time.monotonic() + _READ_TIME
     while any(map(_unread, pipes)) and time.monotonic() < deadline:
         time.sleep(_LOOK_AGAIN)

@@ -34,7 +34,8 @@ class LogCallback:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> LogCallback:
         """Makes an instance of this class with Keras's callback below it."""
-        return object.__new__(_made(cls, _callback()))
+        made = _made(cls, _callback())  # type: ignore[arg-type]  # mypy takes a class for its instance
+        return object.__new__(made)
 
     def __init__(self, per_batch_log: bool = False) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ def _new(cls: type[LogCallback]) -> LogCallback:
 
 
 @cache
-def _made(cls: type[LogCallback], callback: type) -> type[LogCallback]:
+def _made(cls: type, callback: type) -> type:
     return type(cls.__name__, (cls, callback), {"__doc__": cls.__doc__, "__module__": cls.__module__})
 
 

@@ -75,7 +75,9 @@ def test_main_is_a_function(main):
         HorovodRunner(np=-1).run()  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("wrong", [{"nothing": 1}, {"timeout": -1}, {"np": 2}, {"logs": "some"}, {"grow": True}])
+@pytest.mark.parametrize(
+    "wrong", [{"nothing": 1}, {"timeout": -1}, {"np": 2}, {"logs": "some"}, {"grow": True}]
+)
 def test_wrong_settings_are_refused_at_once(wrong):
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         HorovodRunner.configure(**wrong)
@@ -146,7 +148,11 @@ def test_verbosity(np, verbosity, spark, clean, capfd):
 
 
 def test_a_message_is_cut_at_4000_characters(clean, capfd):
-    HorovodRunner(np=-1).run(lambda: [log_to_driver("x" * 3999 + end) for end in ("", "y", "yz")])
+    def send() -> None:
+        for end in ("", "y", "yz"):
+            log_to_driver("x" * 3999 + end)
+
+    HorovodRunner(np=-1).run(send)
     whole = "[rank 0] " + "x" * 3999
     assert capfd.readouterr().out.splitlines() == [whole, whole + "y", whole + "y"]
 
@@ -161,18 +167,17 @@ def test_a_timeline(np, spark, clean, tmp_path, monkeypatch):
     path = tmp_path / "timeline.json"
     monkeypatch.setenv("HOROVOD_TIMELINE", str(path))
 
-    def reduce_and_shut_down():
+    def reduce():
         import horovod.torch as hvd
         import torch
 
         hvd.init()
-        hvd.allreduce(torch.ones(4), name="gradient")
-        hvd.shutdown()
+        hvd.allreduce(torch.ones(4), name="gradient")  # and no shutdown(), as in most programs
 
-    HorovodRunner(np=np).run(reduce_and_shut_down)
-    text = path.read_text()
-    events = json.loads(text if text.rstrip().endswith("]") else text.rstrip().rstrip(",") + "]")
-    assert {"gradient"} <= {str(event.get("args", {}).get("name", "")).split(".")[-1] for event in events if event}
+    HorovodRunner(np=np).run(reduce)
+    events = json.loads(path.read_text())
+    assert "allreduce.gradient" in [event.get("args", {}).get("name") for event in events]
+    assert "NEGOTIATE_ALLREDUCE" in [event.get("name") for event in events]
 
 
 # --- what goes wrong ----------------------------------------------------------------------------
@@ -180,7 +185,7 @@ def test_a_timeline(np, spark, clean, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("np", [2, -2])
 def test_an_exception_in_main_is_the_cause(np, spark, clean):
-    with pytest.raises(TrainingFailed, match="rank 1 raised LookupError: 'no more data'|no more data") as caught:
+    with pytest.raises(TrainingFailed, match="rank 1 raised LookupError: no more data") as caught:
         HorovodRunner(np=np).run(train, fail=True)
     assert isinstance(caught.value.__cause__, LookupError)
     assert caught.value.root.rank == 1
