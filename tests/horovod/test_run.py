@@ -196,7 +196,7 @@ def test_a_launcher_may_say_it_all(spark):
 )
 def test_what_means_nothing_here_is_refused_before_any_job(spark, wrong, words):
     with pytest.raises(ConfigurationError, match=words):
-        run(**{"fn": collectives, "num_proc": 1, **wrong})  # type: ignore[arg-type]
+        run(**{"fn": collectives, "num_proc": 1, **wrong})
 
 
 def test_what_asks_for_the_only_way_there_is_is_fine(spark):
