@@ -32,7 +32,7 @@ demo: setup
 	@$(RUN)/python examples/digits.py
 
 bench: setup
-	@status=0; for file in launch results training restart; do \
+	@status=0; for file in launch results training restart horovod; do \
 	  ($(RUN)/python benchmarks/$$file.py) || status=1; \
 	done; exit $$status
 
