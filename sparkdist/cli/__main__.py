@@ -1,0 +1,7 @@
+"""`python -m sparkdist.cli`."""
+
+from __future__ import annotations
+
+from sparkdist.cli import main
+
+main()
