@@ -67,7 +67,9 @@ def gpus_per_task(
     """
     if use_gpu is False:
         return 0
-    amount, source = gpus_of_tasks(conf, profile)
+    requests = profile.taskResources if profile else {}
+    source = "resources=" if requests else f"the conf {TASK_GPUS}"
+    amount = requests["gpu"].amount if "gpu" in requests else 0 if requests else float(conf(TASK_GPUS) or 0)
     if not amount and use_gpu:
         raise ConfigurationError(
             f"use_gpu=True, but Spark gives the tasks of this run no GPUs: {source} asks for none. Set "
@@ -84,14 +86,6 @@ def gpus_per_task(
             f"each task. Ask for {num_processes + int(-num_processes % amount)}, or for one GPU in a task."
         )
     return int(amount)
-
-
-def gpus_of_tasks(conf: Confs, profile: ResourceProfile | None) -> tuple[float, str]:
-    """Returns how many GPUs Spark gives each task of a session or a profile, and which says so."""
-    requests = profile.taskResources if profile else {}
-    if not requests:
-        return float(conf(TASK_GPUS) or 0), f"the conf {TASK_GPUS}"
-    return requests["gpu"].amount if "gpu" in requests else 0.0, "resources="
 
 
 def _visible() -> list[str]:
