@@ -59,7 +59,7 @@ def test_the_wheel_can_be_had_too_and_waits_for_who_builds_it(venv, tmp_path):
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert "waiting" in process.stdout.readline()
+        assert process.stdout and "waiting" in process.stdout.readline()
         assert process.poll() is None
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
