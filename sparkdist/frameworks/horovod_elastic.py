@@ -50,12 +50,14 @@ def _resume(state: Any) -> None:
         return
     hvd = _binding(state)
     mine = _read()
-    numbers = hvd.allgather_object(mine[0] if mine else 0)
+    numbers = hvd.allgather_object(mine[0] if mine else 0, name="sparkdist.commits")
     newest = max(numbers)
     if not newest:
         return
     root = numbers.index(newest)
-    _, size, saved = values.loads(hvd.broadcast_object(mine and mine[1], root_rank=root))
+    # With a name: Horovod's own is that of the object's type, which differs here.
+    data = hvd.broadcast_object(mine and mine[1], root_rank=root, name="sparkdist.commit")
+    _, size, saved = values.loads(data)
     state._sparkdist_commit = _runs, newest
     for holder, found in zip(_holders(state), saved, strict=True):
         vars(holder).update(found)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +37,7 @@ def train(commits: int, dies_at: int, width: int = 4, uses_torch: bool = True) -
 
     @hvd.elastic.run
     def loop(state: Any) -> dict[str, Any]:
-        began = state.batch, float(next(model.parameters()).double().sum())
+        began = state.batch, float(model.weight.detach().double().sum())
         while state.batch < BATCHES:
             if state.batch == dies_at and context().attempt == 0 and hvd.rank() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -44,7 +46,7 @@ def train(commits: int, dies_at: int, width: int = 4, uses_torch: bool = True) -
             for parameter in model.parameters():
                 parameter.grad = hvd.allreduce(parameter.grad)
             optimizer.step()
-            weight = float(next(model.parameters()).double().sum())
+            weight = float(model.weight.detach().double().sum())
             state.history = [*state.history, (context().attempt, state.batch, weight)]
             state.batch += 1
             if state.batch <= commits or context().attempt:
@@ -105,8 +107,11 @@ def test_without_another_attempt_nothing_is_kept(spark, local):
 
 
 def test_after_the_last_attempt_it_is_kept_for_as_long_as_another_could_take(spark):
-    launcher = Launcher("plain", max_restarts=1)
-    object.__setattr__(launcher, "settings", launcher.settings)
     with pytest.raises(TrainingFailed) as caught:
-        launcher.run(keep, True)
-    assert support.wait_until(lambda: not os.path.exists(str(caught.value.__cause__)), 5)
+        Launcher("plain", max_restarts=1).run(keep, True)
+    kept = Path(caught.value.root.message)
+    assert sorted(path.name for path in kept.iterdir()) == ["0-0", "1-0"]
+    assert kept.name.endswith(f"-{600 + 30 + 60}")
+    ago = time.time() - 600 - 30 - 60
+    os.utime(kept, (ago, ago))
+    assert support.wait_until(lambda: not kept.exists(), 5)
