@@ -27,6 +27,7 @@ class RankContext:
         node_rank: Index of this node (one executor, or the driver).
         attempt: 0 for the first try of the run.
         run_id: The run's identifier.
+        kept_folder: See `kept`.
         ship_folder: Where things sent with `ship=` are, or ""; see `shipped`.
     """
 
@@ -38,6 +39,17 @@ class RankContext:
     attempt: int
     run_id: str
     ship_folder: str = ""
+    kept_folder: str = ""
+
+    @property
+    def kept(self) -> Path:
+        """A folder of this run on this node, with what earlier attempts left in it.
+
+        Ranks of a later attempt find it if their executor is still the same; on another it is
+        empty, as at the first attempt. It is gone when the run has ended well, and some time
+        after it has failed for good.
+        """
+        return Path(self.kept_folder)
 
     def shipped(self, name: str) -> Path:
         """Returns the path on this node of something sent with `ship=`.

@@ -36,6 +36,8 @@ FORWARDED = (
     "TOKENIZERS_PARALLELISM",
 )
 
+_MARGIN = 60.0  # s for what else happens between two attempts
+
 Logs = Literal["all", "rank0", "none"]
 LauncherKind = Literal["fast", "torchrun"]
 
@@ -178,6 +180,13 @@ class Settings:
         validation.check_choice("launcher", self.launcher, ("fast", "torchrun"))
         if self.torchrun_args and self.launcher != "torchrun":
             raise ConfigurationError('torchrun_args needs launcher="torchrun"')
+
+    @property
+    def keep(self) -> float:
+        """Seconds within which another attempt starts on the nodes that are left, if one may; 0 if not."""
+        if not self.max_restarts and self.max_preemptions == 0 and not self.grow:
+            return 0.0
+        return self.start_timeout + self.resize_wait + _MARGIN
 
     def _check_restarts(self) -> None:
         self._set("max_restarts", validation.integer("max_restarts", self.max_restarts, at_least=0))
