@@ -61,7 +61,8 @@ class Kept:
 def sweep(runs: Path) -> bool:
     """Removes folders that are empty or that no attempt has come back for; says whether any is left."""
     try:
-        return any([_stays(path) for path in (runs / _FOLDER).iterdir()])
+        stay = [_stays(path) for path in (runs / _FOLDER).iterdir()]
+        return any(stay)
     except OSError:
         return False  # none was ever made, or all is gone
 

@@ -101,7 +101,9 @@ def _keep(state: Any) -> None:
         os.replace(unfinished, path)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
-        warnings.warn(f"this commit will not outlive a failure: {path.parent}: {error.strerror}", stacklevel=3)
+        warnings.warn(
+            f"this commit will not outlive a failure: {path.parent}: {error.strerror}", stacklevel=3
+        )
 
 
 def _read() -> tuple[int, bytes] | None:
