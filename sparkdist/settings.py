@@ -29,6 +29,7 @@ FORWARDED = (
     "MKL_*",
     "OPENBLAS_*",
     "KMP_*",
+    "KERAS_*",
     "CUDA_LAUNCH_BLOCKING",
     "CUBLAS_WORKSPACE_CONFIG",
     "PYTHONHASHSEED",

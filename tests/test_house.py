@@ -26,6 +26,7 @@ EXEMPT = {
     ("__init__.py", "distributors.horovod_runner"): "the home of another",
     ("__init__.py", "sparkdist.distributors.horovod_runner"): "the same",
     ("settings.py", "HOROVOD_*"): "variables that are forwarded",
+    ("settings.py", "KERAS_*"): "variables that are forwarded",
     ("settings.py", "TORCH_*"): "variables that are forwarded",
     ("settings.py", "PYTORCH_*"): "variables that are forwarded",
     ("settings.py", "torchrun_args"): "a setting, and settings are defined once",

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from sparkdist.driver.slots import all_slots
 from sparkdist.errors import ConfigurationError
 from sparkdist.launcher import Launcher
-from sparkdist.validation import duration, integer
+from sparkdist.validation import check_kind, duration, integer
 
 _START_TIMEOUT = "HOROVOD_SPARK_START_TIMEOUT"
 _ELASTIC_TIMEOUT = "HOROVOD_ELASTIC_TIMEOUT"
@@ -230,7 +230,14 @@ def _only(launcher: Launcher, num_proc: int | None, others: Mapping[str, Any]) -
 def _count(num_proc: int | None, settings: Mapping[str, Any]) -> int:
     if num_proc is not None:
         return integer("num_proc", num_proc, at_least=1)
-    return all_slots(settings.get("spark"), settings.get("resources"))
+    if settings.get("local_mode"):
+        raise ConfigurationError(
+            "num_proc: on the driver (local_mode=True) there are no slots to count; name it"
+        )
+    spark, resources = settings.get("spark"), settings.get("resources")
+    check_kind("spark", spark, "SparkSession", "pyspark.sql")
+    check_kind("resources", resources, "ResourceProfile", "pyspark.resource")
+    return all_slots(spark, resources, settings.get("use_gpu"))
 
 
 def _seconds(name: str, value: float | None, variable: str) -> float:

@@ -28,7 +28,7 @@ def test_real_collectives_on_spark(spark):
     assert all(found == expected(2, 2.0) for _, found in values)
 
 
-def test_ranks_of_a_process_set_and_many_inits(spark):
+def test_horovod_may_be_shut_down_and_started_again(spark):
     def work():
         import horovod.torch as hvd
         import torch
@@ -36,15 +36,24 @@ def test_ranks_of_a_process_set_and_many_inits(spark):
         sums = []
         for _ in range(5):
             hvd.init()
-            alone = hvd.add_process_set([0])
-            if hvd.rank() == 0:
-                sums.append(float(hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=alone)))
             sums.append(float(hvd.allreduce(torch.ones(1), op=hvd.Sum)))
             hvd.shutdown()
         return sums
 
-    first, second = run(work, num_proc=2, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
-    assert first == [1.0, 2.0] * 5 and second == [2.0] * 5
+    assert run(work, num_proc=2) == [[2.0] * 5] * 2
+
+
+def test_a_process_set_of_some_ranks(spark):
+    def work():
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        alone = hvd.add_process_set([1])
+        mine = hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=alone) if hvd.rank() == 1 else 0
+        return float(mine), float(hvd.allreduce(torch.ones(1), op=hvd.Sum))
+
+    assert run(work, num_proc=2, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}) == [(0.0, 2.0), (1.0, 2.0)]
 
 
 def test_training_leaves_equal_weights_on_all_ranks(spark):
@@ -186,6 +195,8 @@ def test_a_launcher_may_say_it_all(spark):
         ({"env": {"HOROVOD_RANK": "1"}}, "HOROVOD_RANK is computed"),
         ({"no_such_setting": 1}, "unknown setting 'no_such_setting'"),
         ({"fn": "train.py"}, "fn must be a function"),
+        ({"num_proc": None, "local_mode": True}, "num_proc: on the driver"),
+        ({"num_proc": None, "spark": 1}, "spark must be a SparkSession"),
     ],
 )
 def test_what_means_nothing_here_is_refused_before_any_job(spark, wrong, words):
