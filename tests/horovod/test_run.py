@@ -50,8 +50,10 @@ def test_a_process_set_of_some_ranks(spark):
 
         hvd.init()
         alone = hvd.add_process_set([1])
-        mine = hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=alone) if hvd.rank() == 1 else 0
-        return float(mine), float(hvd.allreduce(torch.ones(1), op=hvd.Sum))
+        mine, one = 0.0, torch.ones(1)
+        if hvd.rank() == 1:
+            mine = float(hvd.allreduce(one, op=hvd.Sum, process_set=alone, name="mine"))
+        return mine, float(hvd.allreduce(one, op=hvd.Sum, name="all"))
 
     assert run(work, num_proc=2, env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}) == [(0.0, 2.0), (1.0, 2.0)]
 
