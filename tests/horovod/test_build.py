@@ -172,7 +172,9 @@ def test_a_plan_is_another_for_all_that_makes_another_wheel():
     ("variable", "value", "said"),
     [
         ("CXX", "/bin/false", '"/bin/false" is not able to compile'),
-        ("HOROVOD_BUILD_ARCH_FLAGS", "-mno-such-flag", "-mno-such-flag"),
+        pytest.param(
+            *("HOROVOD_BUILD_ARCH_FLAGS", "-mno-such-flag", "-mno-such-flag"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_failed_build_ends_with_its_cause_and_the_log(venv, fresh_cache, variable, value, said):
