@@ -1,10 +1,14 @@
 # Thin: scripts/setup.sh does the set-up, and every target below starts with it.
 RUN = . .venv/env.sh && .venv/bin
 
-.PHONY: setup test lint demo bench clean
+.PHONY: setup horovod test lint demo bench clean
 
 setup:
 	@scripts/setup.sh
+
+# Tests run real Horovod, which has to be built: minutes the first time, from the cache later.
+horovod: setup
+	@$(RUN)/sparkdist horovod build
 
 # A process holds one Spark session at a time: folders with sessions of their own get a process each.
 # make test ARGS="-k torchrun -x" passes options on, to all of them; ARGS="tests/cluster -k ctrl_c" names
@@ -15,7 +19,7 @@ SUITES = $(or $(filter tests%,$(ARGS)),tests tests/cluster "tests/connect tests/
 PYTEST = $(RUN)/pytest $$suite $(if $(SLOW),,-m "not slow") $(filter-out tests%,$(ARGS))
 
 # RETRY=1, for machines that others load too: what failed is tried once more, by itself.
-test: setup
+test: horovod
 	@for suite in $(SUITES); do \
 	  ($(PYTEST)); code=$$?; \
 	  if [ $$code = 1 ] && [ -n "$(RETRY)" ]; then ($(PYTEST) --last-failed); code=$$?; fi; \
@@ -31,8 +35,8 @@ lint: setup
 demo: setup
 	@$(RUN)/python examples/digits.py
 
-bench: setup
-	@status=0; for file in launch results training restart; do \
+bench: horovod
+	@status=0; for file in launch results training restart horovod; do \
 	  ($(RUN)/python benchmarks/$$file.py) || status=1; \
 	done; exit $$status
 

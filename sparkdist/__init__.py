@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparkdist import testing as testing
+    from sparkdist.distributors.horovod_runner import HorovodRunner
     from sparkdist.distributors.torch import TorchDistributor
     from sparkdist.errors import (
         ConfigurationError,
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 
 # Loaded when first asked for: executors import parts of this package and never the driver's.
 _HOMES = {
+    "distributors.horovod_runner": ("HorovodRunner",),
     "distributors.torch": ("TorchDistributor",),
     "errors": (
         "ConfigurationError",
@@ -54,6 +56,7 @@ __all__ = [
     "Attempt",
     "ConfigurationError",
     "Failure",
+    "HorovodRunner",
     "Launcher",
     "PreflightError",
     "RankContext",

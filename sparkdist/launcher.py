@@ -176,6 +176,7 @@ class Launcher:
             idle_timeout=settings.idle_timeout,
             logs_json=settings.logs_json is not None,
             max_restarts=settings.max_restarts,
+            keep=settings.keep,
             stall_timeout=settings.stall_timeout,
             ports=(ports.start, ports.stop - 1) if (ports := settings.ports) else None,
             faults=faults,

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, SupportsIndex
 
+_MESSAGE = 4000  # characters of one for the driver; HorovodRunner's limit
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
@@ -25,6 +27,7 @@ class RankContext:
         node_rank: Index of this node (one executor, or the driver).
         attempt: 0 for the first try of the run.
         run_id: The run's identifier.
+        kept_folder: See `kept`.
         ship_folder: Where things sent with `ship=` are, or ""; see `shipped`.
     """
 
@@ -36,6 +39,17 @@ class RankContext:
     attempt: int
     run_id: str
     ship_folder: str = ""
+    kept_folder: str = ""
+
+    @property
+    def kept(self) -> Path:
+        """A folder of this run on this node, with what earlier attempts left in it.
+
+        Ranks of a later attempt find it if their executor is still the same; on another it is
+        empty, as at the first attempt. It is gone when the run has ended well, and some time
+        after it has failed for good.
+        """
+        return Path(self.kept_folder)
 
     def shipped(self, name: str) -> Path:
         """Returns the path on this node of something sent with `ship=`.
@@ -52,6 +66,7 @@ class RankContext:
 _current: RankContext | None = None
 _process = 0  # the rank's own
 _tell: Callable[[dict[str, Any]], None] | None = None
+_let_print: Callable[[], None] | None = None
 _numbers = itertools.count(1)
 
 reports_made = 0
@@ -85,25 +100,52 @@ def report(metrics: Mapping[str, Any], step: SupportsIndex | None = None) -> Non
         ValueError: The step is negative.
     """
     global reports_made
-    if _current is None or _tell is None:
-        raise RuntimeError("this process is not a rank: report() works in a function started by sparkdist")
-    if os.getpid() != _process:
-        raise RuntimeError(
-            f"this process is a child of rank {_current.rank}, such as a DataLoader worker: call report() in "
-            "the rank's own process, where the training loop is"
-        )
+    current, tell = _own("report")
     if not isinstance(metrics, Mapping):
         raise TypeError(f"report() takes metrics by name, such as {{'loss': 0.5}}, not {metrics!r:.200}")
     data = {
-        "attempt": _current.attempt,
+        "attempt": current.attempt,
         "step": None if step is None else _step(step),
         "metrics": {_name(name): _number(name, value) for name, value in metrics.items()},
         "time": time.time(),
     }
-    _tell({"kind": "report", "data": data})
+    tell({"kind": "report", "data": data})
     reports_made = made = next(_numbers)
     for hook in after_report:
         hook(made)
+
+
+def log_to_driver(message: str) -> None:
+    """Prints a message on the driver behind this rank's number, whatever else of it is shown (`logs`).
+
+    It is shown after the lines that this rank printed before, and before those that it prints later.
+    Any thread may call it.
+
+    Args:
+        message: Up to 4000 characters; what is longer is cut there.
+
+    Raises:
+        RuntimeError: This process is not a rank of a sparkdist run, but perhaps a child of one.
+        TypeError: The message is not a string.
+    """
+    _, tell = _own("log_to_driver")
+    if not isinstance(message, str):
+        raise TypeError(f"log_to_driver() takes a string, not {message!r:.200}; str() makes one of anything")
+    if _let_print:
+        _let_print()
+    tell({"kind": "said", "data": message[:_MESSAGE]})
+
+
+def _own(caller: str) -> tuple[RankContext, Callable[[dict[str, Any]], None]]:
+    """Returns the context of the rank that this process is, and how to tell its agent something."""
+    if _current is None or _tell is None:
+        raise RuntimeError(f"this process is not a rank: {caller}() works in a function started by sparkdist")
+    if os.getpid() != _process:
+        raise RuntimeError(
+            f"this process is a child of rank {_current.rank}, such as a DataLoader worker: call {caller}() "
+            "in the rank's own process, where the training loop is"
+        )
+    return _current, _tell
 
 
 def _name(name: object) -> str:
@@ -139,12 +181,15 @@ def _step(step: Any) -> int:
     return number
 
 
-def enter(context: RankContext, tell: Callable[[dict[str, Any]], None]) -> None:
+def enter(
+    context: RankContext, tell: Callable[[dict[str, Any]], None], let_print: Callable[[], None]
+) -> None:
     """Makes `context` this process's; called once by the worker before the user's code.
 
     Args:
         context: Where the rank stands.
         tell: Takes one frame for the rank's agent.
+        let_print: Waits until the agent has what the rank has printed.
     """
-    global _current, _process, _tell
-    _current, _process, _tell = context, os.getpid(), tell
+    global _current, _process, _tell, _let_print
+    _current, _process, _tell, _let_print = context, os.getpid(), tell, let_print

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TextIO, TypedDict
 
 from sparkdist import validation
 from sparkdist.errors import ConfigurationError
@@ -29,12 +29,15 @@ FORWARDED = (
     "MKL_*",
     "OPENBLAS_*",
     "KMP_*",
+    "KERAS_*",
     "CUDA_LAUNCH_BLOCKING",
     "CUBLAS_WORKSPACE_CONFIG",
     "PYTHONHASHSEED",
     "PYTHONFAULTHANDLER",
     "TOKENIZERS_PARALLELISM",
 )
+
+_MARGIN = 60.0  # s for what else happens between two attempts
 
 Logs = Literal["all", "rank0", "none"]
 LauncherKind = Literal["fast", "torchrun"]
@@ -57,6 +60,9 @@ class SettingsArgs(TypedDict, total=False):
     resources: ResourceProfile | None
     ports: str | None
     logs_json: str | os.PathLike[str] | None
+    stdout: TextIO | None
+    stderr: TextIO | None
+    log_time: bool
     status: bool | None
     max_restarts: int
     restart_on: Iterable[type[BaseException] | int] | None
@@ -94,6 +100,10 @@ class Settings:
         resources: A resource profile for the tasks that hold the ranks, and for nothing else.
         ports: Fixed ports for firewalls, `"29500-29600"` or `"29500"`: the gang's store and the
             driver's control channel listen on free ones of these. Default: any free port.
+        stdout: Where the driver prints what ranks write to their stdout: anything with a `write`.
+            Default: its own `sys.stdout`.
+        stderr: Likewise.
+        log_time: Whether each line also says when the driver had it.
         logs_json: A file on the driver that gets what ranks say through Python's logging, one JSON
             object per line.
         status: Whether one line on the terminal or in the notebook says how far the run is, as
@@ -132,6 +142,9 @@ class Settings:
     resources: ResourceProfile | None = None
     ports: range | None = None
     logs_json: Path | None = None
+    stdout: TextIO | None = None
+    stderr: TextIO | None = None
+    log_time: bool = False
     status: bool | None = None
     max_restarts: int = 0
     restart_on: tuple[type[BaseException] | int, ...] | None = None
@@ -156,6 +169,10 @@ class Settings:
         self._set("environment", validation.packages(self.environment))
         self._set("ports", validation.port_range(self.ports))
         self._set("logs_json", validation.file_to_write(self.logs_json))
+        for name in ("stdout", "stderr"):
+            validation.stream(name, getattr(self, name))
+        validation.check_bool("log_time", self.log_time)
+        validation.check_bool("grow", self.grow)
         validation.optional_bool("status", self.status)
         self._check_restarts()
         validation.check_kind("spark", self.spark, "SparkSession", "pyspark.sql")
@@ -164,6 +181,13 @@ class Settings:
         validation.check_choice("launcher", self.launcher, ("fast", "torchrun"))
         if self.torchrun_args and self.launcher != "torchrun":
             raise ConfigurationError('torchrun_args needs launcher="torchrun"')
+
+    @property
+    def keep(self) -> float:
+        """Seconds within which another attempt starts on the nodes that are left, if one may; 0 if not."""
+        if not self.max_restarts and self.max_preemptions == 0 and not self.grow:
+            return 0.0
+        return self.start_timeout + self.resize_wait + _MARGIN
 
     def _check_restarts(self) -> None:
         self._set("max_restarts", validation.integer("max_restarts", self.max_restarts, at_least=0))
@@ -176,8 +200,6 @@ class Settings:
         if self.min_processes is not None:
             count = validation.integer("min_processes", self.min_processes, at_least=1)
             self._set("min_processes", count)
-        if not isinstance(self.grow, bool):
-            raise ConfigurationError(f"grow must be True or False, not {self.grow!r}")
         if self.grow and self.min_processes is None:
             raise ConfigurationError("grow=True needs min_processes, the least number of ranks to start with")
 

@@ -18,14 +18,15 @@ from sparkdist.errors import ConfigurationError
 ARCHIVES = (".tar.gz", ".tgz", ".zip")
 
 
-def integer(name: str, value: object, at_least: int) -> int:
+def integer(name: str, value: object, at_least: float = -math.inf) -> int:
     """Returns `value` as an int if it is an integer, numpy's too, of at least so much (bool is none).
 
     Raises:
         ConfigurationError: It is not.
     """
     if not isinstance(value, Integral) or isinstance(value, bool) or value < at_least:
-        raise ConfigurationError(f"{name} must be an integer of at least {at_least}, not {value!r}")
+        least = f" of at least {at_least}" if math.isfinite(at_least) else ""
+        raise ConfigurationError(f"{name} must be an integer{least}, not {value!r}")
     return int(value)
 
 
@@ -38,6 +39,18 @@ def optional_bool(name: str, value: object) -> bool | None:
     if value is not None and not isinstance(value, bool):
         raise ConfigurationError(f"{name} must be True, False or None, not {value!r}")
     return value
+
+
+def check_bool(name: str, value: object) -> None:
+    """Checks that `value` is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be True or False, not {value!r}")
+
+
+def stream(name: str, value: object) -> None:
+    """Checks that `value`, if it is any, takes text."""
+    if value is not None and not callable(getattr(value, "write", None)):
+        raise ConfigurationError(f"{name} must be a stream of text, such as an open file, not {value!r}")
 
 
 def looks_secret(name: str) -> bool:

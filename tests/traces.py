@@ -21,8 +21,8 @@ SHARED_MEMORY = Path("/dev/shm")
 # Spark's folders, and the one that torch keeps for what it compiles.
 _OF_OTHERS = ("blockmgr-", "spark-", "artifacts-", "torchinductor_")
 _DRIVERS_FOLDER = re.compile(r"sparkdist-(\d+)-")
-# Of a run in a warm server's folder; of a package that is just being unpacked.
-_INSIDE = ("**/sparkdist-fork-*/run-*", "**/blockmgr-*/tmp*")
+# Of a run in a warm server's folder, two kinds; of a package that is just being unpacked.
+_INSIDE = ("**/sparkdist-fork-*/run-*", "**/sparkdist-fork-*/kept/*", "**/blockmgr-*/tmp*")
 _OF_GRPC = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]")
 
 

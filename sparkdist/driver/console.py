@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from itertools import groupby
+from typing import TextIO
 
 from sparkdist.driver.lines import OURS, Lines
 from sparkdist.driver.outlet import Outlet
@@ -25,12 +26,20 @@ class Console:
 
     Whoever has lines never waits for whoever reads them. As a context manager it prints, at its
     end, what still waits, unless nobody reads it.
+
+    Args:
+        stdout: Where what ranks write to theirs goes; None for the driver's at that time.
+        stderr: Likewise, and what sparkdist says.
+        with_time: Whether each line says when it came.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, stdout: TextIO | None = None, stderr: TextIO | None = None, with_time: bool = False
+    ) -> None:
+        self._streams = stdout, stderr
         self._news = threading.Condition()
         self._backlog = Backlog()
-        self._lines = Lines()
+        self._lines = Lines(with_time)
         self._outlet = Outlet()
         self._status: Status | None = None
         self._is_closing = False
@@ -98,7 +107,7 @@ class Console:
         for is_stderr in (False, True):
             left += self._put(is_stderr, self._lines.rest(is_stderr))
         if left:
-            self._outlet.put(sys.stderr, _UNREAD.format(count=left))
+            self._outlet.put(self._stream(True), _UNREAD.format(count=left))
 
     def _wait(self) -> list[Piece] | None:
         """Returns the next pieces, none where only the status may have changed, None at the end."""
@@ -126,9 +135,12 @@ class Console:
     def _put(self, is_stderr: bool, text: str) -> int:
         if not text:
             return 0
-        # Looked up each time: tests and notebooks replace them.
-        stream = sys.stderr if is_stderr else sys.stdout
+        stream = self._stream(is_stderr)
         if self._status:
             self._status.make_way(self._outlet)
             text = self._status.beside_others(stream, text)
         return self._outlet.put(stream, text)
+
+    def _stream(self, is_stderr: bool) -> TextIO:
+        # The driver's are looked up each time: tests and notebooks replace them.
+        return self._streams[is_stderr] or (sys.stderr if is_stderr else sys.stdout)

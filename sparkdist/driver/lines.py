@@ -37,9 +37,13 @@ class Lines:
 
     Of a line with carriage returns, such as a progress bar, the last thing is shown that a terminal
     would show, and before its end what it shows then, twice a second.
+
+    Args:
+        with_time: Whether each line also says when the driver had it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, with_time: bool = False) -> None:
+        self._time = "%Y-%m-%d %H:%M:%S " if with_time else ""
         self._bars: dict[tuple[int, bool], _Bar] = {}
 
     def text(self, piece: Piece) -> str:
@@ -52,12 +56,12 @@ class Lines:
             lines = [said.removesuffix("\n")] if said else []
         if piece.dropped:
             lines.insert(0, _DROPPED.format(count=piece.dropped))
-        return _behind_rank(piece.rank, lines)
+        return self._behind_rank(piece.rank, lines)
 
     def rest(self, is_stderr: bool) -> str:
         """Returns the lines of a stream that never ended, as far as they have not been shown."""
         bars = [(rank, bar) for (rank, of_stderr), bar in self._bars.items() if of_stderr == is_stderr]
-        return "".join(_behind_rank(rank, [bar.text]) for rank, bar in bars if not bar.is_told)
+        return "".join(self._behind_rank(rank, [bar.text]) for rank, bar in bars if not bar.is_told)
 
     def _drawn(self, bar: _Bar, said: str) -> list[str]:
         *ended, rest = said.split("\n")
@@ -77,16 +81,15 @@ class Lines:
                 lines.append(shown)
         return lines
 
+    def _behind_rank(self, rank: int, lines: list[str]) -> str:
+        if not lines:
+            return ""
+        prefix = time.strftime(self._time) + ("sparkdist: " if rank == OURS else f"[rank {rank}] ")
+        return prefix + safe("\n".join(lines)).replace("\n", "\n" + prefix) + "\n"
+
 
 def _last_drawn(line: str) -> str:
     return next((part for part in reversed(line.split("\r")) if part.strip()), "")
-
-
-def _behind_rank(rank: int, lines: list[str]) -> str:
-    if not lines:
-        return ""
-    prefix = "sparkdist: " if rank == OURS else f"[rank {rank}] "
-    return prefix + safe("\n".join(lines)).replace("\n", "\n" + prefix) + "\n"
 
 
 def safe(text: str) -> str:

@@ -45,7 +45,7 @@ class Attempts:
             SparkdistError: Something else ended the run.
         """
         last: TrainingFailed | None = None
-        with Console() as console:
+        with self._console() as console:
             while True:
                 self._order = replace(self._plan.order, attempt=len(self.ended))
                 self.board = Board()
@@ -65,6 +65,10 @@ class Attempts:
                     self._end(started)
                     return ranks
                 self._tell(console)
+
+    def _console(self) -> Console:
+        settings = self._plan.settings
+        return Console(settings.stdout, settings.stderr, settings.log_time)
 
     def _train(self, console: Console, growth: Growth | None) -> tuple[RankResult, ...]:
         try:

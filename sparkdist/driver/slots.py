@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sparkdist.driver.devices import TASK_GPUS
+from sparkdist.driver.devices import TASK_GPUS, gpus_per_task
 from sparkdist.driver.session import (
     Confs,
+    choose,
+    confs,
     cores_per_task,
     is_connect,
     is_local,
@@ -106,6 +108,35 @@ class Slots:
                 f"one without resources=, {', '.join(_HIDING)}. Leave min_processes out."
             )
         return most
+
+
+def all_slots(
+    spark: SparkSession | None, profile: ResourceProfile | None, use_gpu: bool | None = None
+) -> int:
+    """Returns how many ranks fill a cluster: one per slot, or one per GPU of its slots.
+
+    Args:
+        spark: The session; None for the active one.
+        profile: The tasks' resource profile.
+        use_gpu: As `Launcher` takes it: False for one per slot though it has GPUs.
+
+    Raises:
+        ConfigurationError: The slots have no GPUs, and are to, or not whole ones.
+        PreflightError: There is no usable session, it has no slots, or it does not tell how many.
+    """
+    session = choose(False, spark)
+    assert session
+    conf = confs(session)
+    gpus = gpus_per_task(use_gpu, 0, conf, profile)
+    slots = Slots(session, conf, profile)
+    slots.wait(1, 1, 0.0, _REGISTER_TIME)  # executors of a new application may be registering
+    count = slots.count()
+    if count is None:
+        raise PreflightError(
+            "this session does not tell how many slots there are; on Connect that takes one without "
+            f"resources=, {', '.join(_HIDING)}. Name the number of ranks."
+        )
+    return count * max(1, gpus)
 
 
 def too_few(needed: int, has: str) -> str:

@@ -151,8 +151,8 @@ class Agent:
     def _turn(self) -> None:
         waiting = self.link.pending or self._kill_at or self._stacks.is_asking
         ready = self._selector.select(_PULSE if waiting else self._pulse.pause)
-        # Deaths first: a killed rank's peers fail within a moment of it, and it is the cause.
-        ready.sort(key=lambda item: item[0].data[0] != self._rank_ended)
+        # Deaths first: they cause what peers do. Then what ranks tell, which is before what they print next.
+        ready.sort(key=lambda item: [item[0].data[0] != act for act in (self._rank_ended, self._rank_spoke)])
         for key, _ in ready:
             action, args = key.data
             action(*args)
@@ -210,7 +210,7 @@ class Agent:
             self._forget(rank.pipes.events)
         for header in rank.frames.feed(data):
             pid = rank.pid
-            if header["kind"] in ("report", "record"):
+            if header["kind"] in ("report", "record", "said"):
                 self.link.send_data(header["kind"], rank.rank, header["data"])
                 continue
             rank.take_event(header)

@@ -7,14 +7,20 @@ exception, and a rank may end right behind one. But a write of at most PIPE_BUF 
 
 from __future__ import annotations
 
+import array
+import fcntl
 import itertools
 import os
 import select
-from collections.abc import Iterator
+import termios
+import time
+from collections.abc import Iterable, Iterator
 
 from sparkdist import wire
 
 _PART = select.PIPE_BUF - 256  # bytes of a part's body; its header needs fewer than the rest
+_READ_TIME = 0.1  # s that an agent gets to read; it needs some tenths of a millisecond
+_LOOK_AGAIN = 2e-4  # s; there is no event for a pipe that has been emptied
 
 _numbers = itertools.count()
 
@@ -30,6 +36,19 @@ def tell(fd: int, header: wire.Header) -> None:
         body = data[start : start + _PART]
         part = {"kind": "part", "of": name, "is_last": start + _PART >= len(data)}
         os.write(fd, wire.pack(part, len(body)) + body)
+
+
+def wait_until_read(pipes: Iterable[int]) -> None:
+    """Waits a moment until the agent has read other pipes, so that what is told next comes after that."""
+    deadline = time.monotonic() + _READ_TIME
+    while any(map(_unread, pipes)) and time.monotonic() < deadline:
+        time.sleep(_LOOK_AGAIN)
+
+
+def _unread(pipe: int) -> int:
+    size = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, size)
+    return size[0]
 
 
 class Listener:

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from sparkdist import wire
 from sparkdist.executor import process
 from sparkdist.executor.agent import run_agent
+from sparkdist.executor.kept import sweep
 from sparkdist.executor.preload import import_all, open_fds, prepare, safe_to_fork
 from sparkdist.executor.run_folder import RunFolder, remove_left
 from sparkdist.executor.shortage import shortage, unusable
@@ -162,12 +163,13 @@ class _Server:
                     self._accept()
             if self._folder and not self._is_wanted(self._folder):
                 self._end()
+            is_kept = sweep(self._runs)
             if self._folder and not self._agents:
-                self._be_idle(time.monotonic() - self._idle_since)
+                self._be_idle(time.monotonic() - self._idle_since, is_kept)
         self._end()
 
-    def _be_idle(self, seconds: float) -> None:
-        if seconds > self._arguments["idle_timeout"]:
+    def _be_idle(self, seconds: float, is_kept: bool) -> None:
+        if seconds > self._arguments["idle_timeout"] and not is_kept:
             self._retire()
         elif seconds > _IMPORT_WHEN_IDLE and self._arguments["preload_idle"]:
             with warnings.catch_warnings():  # a rank that never imports them must not have their filters

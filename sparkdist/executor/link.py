@@ -76,8 +76,18 @@ class Link:
         self.waiting["log"].add(rank, is_stderr, data)
         self.push()
 
-    def send_data(self, kind: str, rank: int, data: wire.Header) -> None:
-        """Sends a report or a record, as a line of JSON, now or as soon as the driver reads on."""
+    def send_data(self, kind: str, rank: int, data: wire.Header | str) -> None:
+        """Sends what a rank told, now or as soon as the driver reads on.
+
+        Args:
+            kind: `"report"` or `"record"`, which travel as a line of JSON, or `"said"`: text among the
+                rank's lines, whether these are wanted or not.
+            rank: The rank.
+            data: What it told.
+        """
+        if kind == "said":
+            self.send_log(rank, False, str(data).encode(errors="backslashreplace") + b"\n")
+            return
         self.waiting[kind].add(rank, False, json.dumps(data).encode() + b"\n")
         self.push()
 

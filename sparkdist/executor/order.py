@@ -79,6 +79,7 @@ class Order:
         max_restarts: How many failures start the gang again, as ranks are told.
         stall_timeout: Seconds without a sign of life after which a rank is silent; None for any time.
         modules: Installed modules that the user's code imports on its way to its first line.
+        keep: Seconds for which what ranks keep stays on their nodes for another attempt; 0 for none.
         faults: Failures that the user wants, of any rank and attempt.
     """
 
@@ -106,6 +107,7 @@ class Order:
     max_restarts: int = 0
     stall_timeout: float | None = None
     modules: tuple[str, ...] = ()
+    keep: float = 0.0
     faults: tuple[Fault, ...] = ()
 
     def to_json(self) -> str:

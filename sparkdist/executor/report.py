@@ -39,6 +39,8 @@ def outcomes(
         else:
             data = rank.read_outcome()
         rows.append((row, data))
+    if staff.folder.kept:
+        staff.folder.kept.is_done = all(row["kind"] in RETURNED for row, _ in rows)
     return rows
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from sparkdist.executor import process
+from sparkdist.executor.kept import Kept
 from sparkdist.executor.order import NodeError
 from sparkdist.executor.shortage import unusable
 from sparkdist.executor.unpack import unpack
@@ -27,22 +28,30 @@ class RunFolder:
         path: Its path.
         code: Where code is that came with the parcel, if any did.
         ship: Where files are that did.
+        kept: What outlives it, once it is made.
         sockets: A folder for the sockets of ranks' multiprocessing, or None where there is no room.
     """
+
+    kept: Kept | None = None
 
     def __init__(self, runs: Path, agent: int) -> None:
         self.path = runs / _NAME.format(agent=agent)
         self.code, self.ship = self.path / "parcel/code", self.path / "parcel/ship"
         self.sockets: str | None = None
 
-    def make(self) -> None:
+    def make(self, run_id: str, keep: float) -> None:
         """Makes it.
+
+        Args:
+            run_id: The run.
+            keep: Seconds for which what ranks keep is there for another attempt.
 
         Raises:
             NodeError: That is not possible.
         """
         with self._usable():
             self.path.mkdir(mode=0o700)
+            self.kept = Kept(self.path.parent, run_id, keep)
         with suppress(OSError):  # a full or missing disk is for the user's code to find, if it needs one
             self._make_sockets()
 
@@ -82,6 +91,8 @@ class RunFolder:
 
     def remove(self) -> None:
         """Removes all of it, also if somebody has removed the most of it."""
+        if self.kept:
+            self.kept.leave()
         with suppress(OSError):
             shutil.rmtree(self._short_path())
         shutil.rmtree(self.path, ignore_errors=True)

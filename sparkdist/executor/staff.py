@@ -44,7 +44,7 @@ class Staff:
         self.library_fds: set[int] = set()
         self._message = message
         self.folder = folder
-        folder.make()
+        folder.make(order.run_id, order.keep)
 
     def prepare(self, function: bytes, parcel: bytes, library_fds: set[int]) -> None:
         """Takes what ranks will run.
@@ -162,6 +162,7 @@ class Staff:
             attempt=place.attempt,
             run_id=place.run_id,
             ship_folder=str(ship) if ship.exists() else "",
+            kept_folder=str(self.folder.kept.path) if self.folder.kept else "",
         )
         meant = place.rank, place.attempt
         faults = [asdict(each) for each in self.order.faults if (each.rank, each.attempt) == meant]

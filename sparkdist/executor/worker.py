@@ -71,7 +71,8 @@ def run(ends: Ends, orders: dict[str, Any], function: bytes) -> NoReturn:
     if orders["waits"]:
         resolve(*orders["waits"]).show_waits()
     say = partial(events.tell, ends.events)
-    rank_context.enter(rank_context.RankContext(**orders["context"]), say)
+    printed = partial(events.wait_until_read, (ends.stdout, ends.stderr))
+    rank_context.enter(rank_context.RankContext(**orders["context"]), say, printed)
     if orders["sockets"]:
         multiprocessing.current_process()._config["tempdir"] = orders["sockets"]  # type: ignore[attr-defined]
     if orders["logs_json"]:

@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Mapping
 
+from sparkdist.frameworks import horovod_elastic
 from sparkdist.frameworks.base import Framework, Place
 from sparkdist.frameworks.torch import Torch, refresh
 
@@ -74,6 +75,7 @@ class Horovod(Framework):
         return env
 
     def after_fork(self, environ: Mapping[str, str]) -> None:
-        """Puts torch right where Horovod runs on it; see `torch.refresh`."""
+        """Puts torch right where Horovod runs on it, see `torch.refresh`; has commits outlive an attempt."""
+        horovod_elastic.install()
         if "torch" in sys.modules:
             refresh(environ)

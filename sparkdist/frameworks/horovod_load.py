@@ -12,5 +12,9 @@ try:
 except ImportError as error:
     raise ImportError(f"{error}; `sparkdist horovod build` installs Horovod") from error
 
-if any(Path(horovod.__file__).parent.glob("torch/mpi_lib_v2*.so")):
+# Horovod's own modules only print that they have no extension, and lack most of their names.
+extensions = {path.parent.name for path in Path(horovod.__file__).parent.glob("*/mpi_lib*.so")}
+if not extensions:
+    raise ImportError("Horovod is there without any extension; `sparkdist horovod build` makes them")
+if "torch" in extensions:
     import horovod.torch

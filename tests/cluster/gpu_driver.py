@@ -17,6 +17,7 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
 
 from sparkdist import Launcher
+from sparkdist.driver.slots import all_slots
 
 
 def main(master: str, discovered: str, amount: str, preset: str | None = None) -> None:
@@ -54,6 +55,8 @@ CASES: dict[str, dict[str, Any]] = {
     "no GPUs": {"num_processes": 2, "use_gpu": False},
     "too many": {"num_processes": 400},
     "profile": {"num_processes": 4, "resources": {"gpu": 2}},
+    "all slots": {"num_processes": None},
+    "all slots, no GPUs": {"num_processes": None, "use_gpu": False},
 }
 
 
@@ -63,6 +66,8 @@ def attempt(**arguments: Any) -> dict[str, Any]:
         if "resources" in arguments:
             requests = TaskResourceRequests().cpus(1).resource("gpu", arguments["resources"]["gpu"])
             arguments["resources"] = ResourceProfileBuilder().require(requests).build
+        if arguments["num_processes"] is None:
+            arguments["num_processes"] = all_slots(None, None, arguments.get("use_gpu"))
         outcome: Any = Launcher("plain", local_mode=False, timeout=60, **arguments).launch(seen).values
     except Exception as error:
         outcome = f"{type(error).__name__}: {error}"

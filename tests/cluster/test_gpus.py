@@ -40,6 +40,8 @@ def test_one_gpu_for_each_task_on_two_executors():
     assert [devices for _, devices in seen["no GPUs"]] == ["unset", "unset"]
     assert [local_rank for local_rank, _ in seen["profile"]] == ["0", "1", "0", "1"]  # of two tasks
     assert set(own_gpus(seen["profile"])[:2]) == {"0", "1"}
+    assert own_gpus(seen["all slots"]) == gpus
+    assert len(seen["all slots, no GPUs"]) == 4
     assert "400 slots" in seen["too many"]
     assert "has 4" in seen["too many"]
 
@@ -50,6 +52,8 @@ def test_two_gpus_for_each_task_that_are_named_in_every_way():
     assert len({devices for _, devices in seen["4 ranks"]}) == 1
     assert seen["3 ranks"].startswith("ConfigurationError: num_processes=3 is not a multiple of the 2 GPUs")
     assert [devices for _, devices in seen["no GPUs"]] == ["5,6,7,8"] * 2
+    assert [local_rank for local_rank, _ in seen["all slots"]] == ["0", "1", "2", "3"]  # of two tasks
+    assert len(seen["all slots, no GPUs"]) == 2
 
 
 def test_an_executor_with_fewer_devices_than_spark_believes():
@@ -68,5 +72,8 @@ def test_a_part_of_a_gpu():
 
 def test_a_local_master_that_claims_to_have_gpus():
     seen = outcomes("local[4]", "0,1", "1")
-    for case in seen.values():
+    for name, case in seen.items():
+        if name.startswith("all slots"):
+            assert "PreflightError" in case  # there are none, or nobody can tell
+            continue
         assert "a local master (local[4]) has no GPUs to give" in case

@@ -22,6 +22,7 @@ from tests import support
 from tests.cluster import clusters
 from tests.cluster.clusters import Cluster, Host
 from tests.cluster.test_layout import check_training
+from tests.horovod.programs import expected, places
 
 pytestmark = pytest.mark.slow
 
@@ -32,22 +33,25 @@ DRIVER_ADDRESS, ADDRESSES = "10.77.0.1", ("10.77.0.2", "10.77.0.3")
 # It is told a run, line by line, and says what came of it.
 DRIVER = """
 import json, sys, time, warnings
-from sparkdist import TorchDistributor
+from sparkdist import Launcher
 from tests.cluster import clusters, test_faults, test_layout
 from tests.faults import programs
+from tests.horovod import programs as horovod_programs
 
 ranks, confs = int(sys.argv[1]), json.loads(sys.argv[2])
+MODULES = (programs, test_faults, test_layout, horovod_programs)
 spark = clusters.start_session(confs)
 print("\\n@{}", flush=True)
 for line in sys.stdin:
     name, args, settings = json.loads(line)
-    module = next(module for module in (programs, test_faults, test_layout) if hasattr(module, name))
+    module = next(module for module in MODULES if hasattr(module, name))
     said, began = {}, time.monotonic()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            distributor = TorchDistributor(ranks, local_mode=False, **settings)
-            results = distributor.launch(getattr(module, name), *args)
+            framework = settings.pop("framework", "torch")
+            launcher = Launcher(framework, num_processes=ranks, local_mode=False, **settings)
+            results = launcher.launch(getattr(module, name), *args)
             said["values"], said["reports"] = results.values, sorted(r.rank for r in results.metrics)
         except Exception as error:
             root = getattr(error, "root", None)
@@ -195,6 +199,14 @@ def test_training(driver: Driver, clean: None):
     ranks = list(range(RANKS))
     assert driver.launch("reduce_ranks")["values"] == [[10.0, ranks]] * RANKS
     check_training(driver.launch("train")["values"])
+
+
+def test_horovod(driver: Driver, clean: None):
+    said = driver.launch("collectives", framework="horovod")
+    assert [where for where, _ in said["values"]] == places(len(ADDRESSES), RANKS // len(ADDRESSES)), said
+    assert all(found == expected(RANKS) for _, found in said["values"])
+    used = driver.launch("interface", framework="horovod")["values"]
+    assert sorted(used) == ["inside-0"] * 2 + ["inside-1"] * 2
 
 
 def test_the_root_failure_is_named_across_hosts(driver: Driver, clean: None, tmp_path: Path):

@@ -607,7 +607,8 @@ def test_a_runs_folder_goes_when_the_run_does(home):
     with home.agent(kind) as conn:
         assert call(conn, home, is_there) is True
     assert support.wait_until(lambda: not runs(), SOON)
-    assert sorted(entry.name for entry in folder.iterdir()) == ["lock", "socket"]
+    assert sorted(entry.name for entry in folder.iterdir()) == ["kept", "lock", "socket"]
+    assert not list((folder / "kept").iterdir())
 
 
 def test_a_task_that_is_gone_ends_its_ranks(home):

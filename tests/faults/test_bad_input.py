@@ -139,7 +139,7 @@ def test_torchrun_options_that_are_ours(option):
 def test_frameworks():
     with pytest.raises(ConfigurationError, match="'plain' has no launcher 'torchrun'"):
         Launcher("plain", launcher="torchrun")
-    with pytest.raises(ConfigurationError, match="framework must be one of plain, torch, not 'jax'"):
+    with pytest.raises(ConfigurationError, match="framework must be one of horovod, plain, torch, not 'jax'"):
         Launcher("jax")
 
 

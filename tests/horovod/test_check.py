@@ -11,7 +11,7 @@ import sysconfig
 import pytest
 
 from sparkdist.horovod.build import diagnose
-from tests.horovod.conftest import SITE
+from tests.horovod.conftest import SITE, make_venv
 
 
 @pytest.fixture
@@ -132,3 +132,11 @@ print(diagnose(get_version_mismatch_message("pytorch", "2.2.0+cpu", "2.1.0")).ca
 @pytest.mark.parametrize("unknown", ["", "all is well", ValueError("loss is NaN"), KeyError("rank")])
 def test_what_is_not_horovods_is_not_explained(unknown):
     assert diagnose(unknown) is None
+
+
+def test_ranks_that_have_none_say_how_to_get_it(tmp_path):
+    bare = make_venv(tmp_path / "bare")
+    code = "from sparkdist import Launcher; Launcher('horovod', local_mode=True).run(print)"
+    done = subprocess.run([bare.python, "-c", code], env=bare.environ(), capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "PreflightError" in done.stderr and "`sparkdist horovod build` installs Horovod" in done.stderr

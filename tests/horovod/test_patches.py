@@ -69,7 +69,9 @@ def test_an_edit_that_does_not_fit_is_an_error_that_names_file_and_pattern(edit,
         edit.apply(tree)
     assert repr(edit.pattern) in str(caught.value)
     # It is there more often than we know of.
-    path.write_text(text + re.search(edit.pattern, text)[0] + '"')
+    found = re.search(edit.pattern, text)
+    assert found
+    path.write_text(text + found[0] + '"')
     with pytest.raises(BuildError, match=f"found {edit.count + 1}"):
         edit.apply(tree)
     path.unlink()

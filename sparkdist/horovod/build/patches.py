@@ -108,7 +108,7 @@ EDITS = (
     # Else they use what the host's name means, which may be 127.0.0.1.
     Edit(
         "horovod/common/gloo/gloo_context.cc",
-        r"(assert\(global_context\.IsEnabled\(\)\);\n)",
+        r"(assert\(global_context\.IsEnabled\(\)\);\n)(?!  gloo_iface_)",
         r"\1  gloo_iface_ = global_context.gloo_iface_;\n",
         r"gloo_iface_ = global_context",
         "process sets, the one of all ranks too, have to use HOROVOD_GLOO_IFACE",
