@@ -618,6 +618,7 @@ def test_a_rank_knows_where_it_stands(spark, local_mode):
             "attempt": 0,
             "run_id": results.run_id,
             "ship_folder": "",
+            "kept_folder": fields["kept_folder"],
         }
 
 

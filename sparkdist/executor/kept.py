@@ -43,7 +43,10 @@ class Kept:
     def _hold(self) -> int:
         while True:
             self.path.mkdir(mode=0o700, exist_ok=True)
-            lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                continue  # the forkserver found it empty, and nobody's yet
             fcntl.flock(lock, fcntl.LOCK_SH)
             if os.fstat(lock).st_nlink:  # not one that was just being removed
                 return lock
@@ -61,14 +64,18 @@ class Kept:
 def sweep(runs: Path) -> bool:
     """Removes folders that are empty or that no attempt has come back for; says whether any is left."""
     try:
-        stay = [_stays(path) for path in (runs / _FOLDER).iterdir()]
-        return any(stay)
+        paths = list((runs / _FOLDER).iterdir())
     except OSError:
         return False  # none was ever made, or all is gone
+    stay = [_stays(path) for path in paths]
+    return any(stay)
 
 
 def _stays(path: Path) -> bool:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False  # its agent has just removed it
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         until = os.fstat(fd).st_mtime + float(path.name.rpartition("-")[2])
