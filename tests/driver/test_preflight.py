@@ -114,6 +114,7 @@ def sleep_long() -> str:
     return "alive"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["spark.sql.execution.pyspark.udf", "spark.python.worker"])
 def test_the_killer_of_idle_workers_is_off_while_a_run_lasts(of, set_conf, spark, clean):
     conf = f"{of}.killOnIdleTimeout"
@@ -156,6 +157,7 @@ def test_one_port_is_too_few_for_store_and_channel_on_one_host(spark):
         Launcher("torch", num_processes=2, local_mode=False, ports="29555", timeout=60).run(int)
 
 
+@pytest.mark.slow
 def test_runs_at_once_are_all_spared_by_the_killer_of_idle_workers(set_conf, spark, clean):
     conf = "spark.sql.execution.pyspark.udf.killOnIdleTimeout"
     application = spark.sparkContext._jsc.sc().conf()

@@ -38,6 +38,7 @@ def test_a_daemon_that_a_rank_leaves_is_ended(lean: Way, tmp_path: Path):
     assert support.wait_until(lambda: not pids & support.parents().keys(), 5), support.describe(pids)
 
 
+@pytest.mark.slow
 def test_threads_of_ranks_under_torchrun(torchrun: Way):
     began = time.monotonic()
     assert torchrun.launch(programs.leave_a_thread).values == [0, 1]

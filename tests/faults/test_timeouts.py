@@ -72,6 +72,7 @@ def test_a_rank_that_does_not_enter_the_function(lean: Way):
     assert "in block_rank_1" in error.stacks[1]
 
 
+@pytest.mark.slow
 def test_ranks_that_ignore_sigterm_under_torchrun(torchrun: Way):
     torchrun.launch(programs.rank)
     error = timeout_of(torchrun, programs.ignore_sigterm, timeout=limit(torchrun))

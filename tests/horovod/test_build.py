@@ -21,6 +21,8 @@ from sparkdist.horovod.build.toolchain import Toolchain
 from tests import support
 from tests.horovod.conftest import CACHE, make_venv
 
+pytestmark = pytest.mark.slow  # environments of their own
+
 
 def last_line(done):
     return done.stderr.strip().splitlines()[-1]

@@ -13,6 +13,8 @@ import pytest
 from sparkdist.horovod.build import diagnose
 from tests.horovod.conftest import SITE, make_venv
 
+pytestmark = pytest.mark.slow  # environments of their own
+
 
 @pytest.fixture
 def extension(venv):

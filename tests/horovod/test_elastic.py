@@ -67,7 +67,9 @@ def launch(*args: Any, ranks: int = 2, **settings: Any) -> list[Any]:
     return results.values
 
 
-@pytest.mark.parametrize("uses_torch", [True, False], ids=["TorchState", "ObjectState"])
+@pytest.mark.parametrize(
+    "uses_torch", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["TorchState", "ObjectState"]
+)
 def test_training_goes_on_from_the_last_commit(spark, uses_torch):
     one, other = launch(3, 4, 4, uses_torch)
     assert one["history"] == other["history"] or not uses_torch
@@ -79,6 +81,7 @@ def test_training_goes_on_from_the_last_commit(spark, uses_torch):
         assert one["began"][1] == other["began"][1] == one["history"][2][2]
 
 
+@pytest.mark.slow
 def test_without_a_commit_training_starts_from_scratch(spark):
     for found in launch(0, 2):
         assert [step[:2] for step in found["history"]] == [(1, batch) for batch in range(BATCHES)]
